@@ -37,19 +37,6 @@ class Events:
     def __len__(self) -> int:
         return len(self.users)
 
-    def __getitem__(self, part: slice) -> Events:
-        """Some of the events."""
-        times_s = self.timestamps_s
-        user_features = self.user_features
-        item_features = self.item_features
-        return Events(
-            self.users[part],
-            self.items[part],
-            None if times_s is None else times_s[part],
-            None if user_features is None else user_features[part],
-            None if item_features is None else item_features[part],
-        )
-
     def records(self, clock: Callable[[], float] = time.time) -> list[Record]:
         """Each event as a record: keyed by its user, at its time."""
         times_s = self.timestamps_s or None
@@ -91,8 +78,3 @@ class MalformedRows:
     def total(self) -> int:
         """The number of events, or of whole lines, that were left out."""
         return self.by_reason.total()
-
-    def add_example(self, text: str) -> None:
-        """Keep an example, if there is room."""
-        if len(self.examples) < MAX_EXAMPLES:
-            self.examples.append(text)

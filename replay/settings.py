@@ -1,5 +1,5 @@
-"""Settings of `streamer replay`, `evaluate`, `compare` and `sweep`: which log, where
-events go, and what is measured.
+"""Settings of `streamer replay` and `compare`: which log, where events go, and what is
+measured.
 
 What a setting is, and how text becomes one: `streamer.model.setting`. Nothing here
 loads DuckDB or torch.
@@ -61,10 +61,8 @@ class ReadingSettings(Settings):
         None, "Whether the first line names the columns.", if_none="as the file shows"
     )
     memory_limit: str = setting(
-        "1GB", "Memory for reading and sorting; the rest goes to disk."
-    )
-    temp_dir: Path | None = setting(
-        None, "Directory for temporary files.", if_none="that of the system"
+        "1GB",
+        "Memory for reading and sorting; the rest goes to disk, where TMPDIR says.",
     )
     threads: int | None = setting(
         None, "Number of CPU threads.", at_least=1, if_none="one for each core"
@@ -79,15 +77,6 @@ class ReadingSettings(Settings):
                 )
             if not column:
                 found.append(f"column: {field} needs the name of a column")
-        for option, columns in (
-            ("item-feature", self.item_features),
-            ("user-feature", self.user_features),
-        ):
-            found += [
-                f"{option}: {c!r} names no column"
-                for c in columns or ()
-                if not c.removesuffix(":float")
-            ]
         if self.delimiter is not None and not 1 <= len(self.delimiter.encode()) <= 4:
             found.append(
                 f"delimiter is {self.delimiter!r}: it must have 1 to 4 characters"
@@ -156,9 +145,6 @@ class LogSettings(ReadingSettings):
                 times[name] = parse_time(text)
             except ValueError:
                 yield f"{name} is {text!r}: write 2014-11-11, 2014-11-11T08:30:00+08:00 or seconds since the epoch"
-            # 2014, 1111, 201411, 20141111
-            if text.isdecimal() and len(text) in (4, 6, 8):
-                yield f"{name} is {text!r}, a date or seconds? Write 2014-11-11, or {text}.0 for seconds"
         if len(times) == 2 and times["since"] >= times["until"]:
             yield f"since is {self.since!r} and until is {self.until!r}: no time lies between"
 
@@ -277,58 +263,62 @@ class ReplaySettings(WriteSettings, LogSettings, PathSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationSettings(LogSettings):
-    """Which runs `streamer evaluate`, `compare` and `sweep` make, and on which logs."""
+    """Which runs `streamer compare` makes, and on which log."""
 
     heading: ClassVar[str] = "Runs"
 
-    data: tuple[str, ...] = setting(
-        (),
-        "Log to read; repeat it for several. Required.",
-        option="data",
-        metavar="PATH",
-    )
+    data: str = setting("", "Log to read. Required.", metavar="PATH")
     format: str | None = setting(
         None,
         "Format of the log, one that `streamer replay --help` lists.",
         if_none="guessed",
     )
-    names: tuple[str, ...] = setting(
-        (),
-        "Name of the log in all figures, one for each --data; by default the name of the file.",
-    )
-    protocol: Literal["offline", "prequential"] = setting(
+    protocol: Literal["offline", "prequential", "sessions", "periods"] = setting(
         "prequential",
-        "Prequential: the pipeline of `streamer run`, each event ranked before it is trained. Offline: the paper's.",
+        "Prequential: the pipeline of `streamer run`, each event ranked before it is trained. Offline: the paper's. "
+        "Sessions: learn sessions, freeze, predict the last item of each line of the test. Periods: the files of a "
+        "pattern, each tested by what was learned of those before.",
+    )
+    test: str | None = setting(
+        None,
+        "What the log is tested on: of sessions, prefixes with their next item; of offline, pairs of the same format.",
+        metavar="PATH",
+        if_none="a share of the log",
+    )
+    sample: int | None = setting(
+        None,
+        "Sessions and periods: test only this number of prefixes.",
+        at_least=1,
+        if_none="all",
     )
     seeds: int = setting(1, "Number of seeds, from 0.", at_least=1)
     changes: tuple[str, ...] = setting(
         (),
         "A setting: prequential has the options of `streamer run` for the model, its method and learning, and "
-        "batch_size, ks, delay_events, delay_seconds, ...; offline has epochs, learning_rate, l2, dim, batch_size, "
+        "batch_size, ks, delay_seconds, ...; offline has epochs, learning_rate, l2, dim, batch_size, "
         "cache_weight, draws, cache_size, ... Repeat it for several.",
         option="set",
         metavar="NAME=VALUE",
+    )
+    over: tuple[str, ...] = setting(
+        (),
+        "A setting and its values, one run for each; lambda is the cache's weight. Repeat it for several settings, of "
+        "which one at a time is changed.",
+        option="over",
+        metavar="NAME=V1,V2,...",
     )
 
     def problems(self) -> list[str]:
         found = super().problems()
         if not self.data:
             found.append("data is not given: name a log")
-        if len(self.log_names) != len(self.data):
-            found.append(
-                f"name is given {len(self.names)} times: give one for each of the {len(self.data)} --data"
-            )
-        alike = dict.fromkeys(
-            name for name in self.log_names if self.log_names.count(name) > 1
-        )
-        return found + [
-            f"data: several logs are called {name!r}: give each its own --name"
-            for name in alike
-        ]
+        if self.protocol == "sessions" and self.test is None:
+            found.append("test is not given: name the prefixes to test on")
+        if self.protocol in ("prequential", "periods") and self.test is not None:
+            found.append(f"test: the {self.protocol} protocol has none, leave it out")
+        return found
 
     @property
-    def log_names(self) -> tuple[str, ...]:
-        """What figures call the logs: `logs/gowalla.inter.gz` is gowalla, unless
-        `names` says otherwise.
-        """
-        return self.names or tuple(Path(path).name.split(".")[0] for path in self.data)
+    def log_name(self) -> str:
+        """What figures call the log: `logs/gowalla.inter.gz` is gowalla."""
+        return Path(self.data).name.split(".")[0]

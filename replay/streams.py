@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,9 @@ from streamer.replay.settings import LogSettings
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import Log
+
+CHUNK = 4096
+"""Events of a synthetic stream that are made at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,20 +42,14 @@ def log_stream(log: Log, name: str) -> Stream:
     """The events of a log."""
 
     def chunks(start: int) -> Iterator[Sequence[Record]]:
-        for events in log.batches(start=start):
-            yield events.records()
+        return (events.records() for events in log.batches(start=start))
 
     return Stream(name, len(log), log.has_time, chunks)
 
 
 def catalogue_stream(records: Sequence[Record], name: str) -> Stream:
     """Catalogue events."""
-    return Stream(
-        name,
-        len(records),
-        True,
-        lambda start: iter([records[start:]] if start < len(records) else []),
-    )
+    return Stream(name, len(records), True, lambda start: iter([records[start:]]))
 
 
 def synthetic_stream(events: int, seed: int = 0) -> Stream:
@@ -61,11 +59,18 @@ def synthetic_stream(events: int, seed: int = 0) -> Stream:
     Its events happen as they are written: their own times only set the pace.
     """
 
-    def chunks(start: int) -> Iterator[Sequence[Record]]:
+    def records() -> Iterator[Record]:
         from streamer.replay.synthetic import SyntheticStream
 
-        stream = SyntheticStream(seed)
-        return up_to(events - start, map(_untimed, _skip(stream, start)))
+        for made in SyntheticStream(seed):
+            untimed = Events(made.users, made.items).records()
+            for (key, value, _), time_ms in zip(untimed, made.times_ms(), strict=True):
+                yield key, value, time_ms
+
+    def chunks(start: int) -> Iterator[Sequence[Record]]:
+        rest = islice(records(), start, max(start, events))
+        while chunk := list(islice(rest, CHUNK)):
+            yield chunk
 
     return Stream(replay_name("synthetic", {"seed": seed}), events, False, chunks)
 
@@ -78,7 +83,7 @@ def log_name(log: Log, settings: LogSettings) -> str:
         SourceError: one of its files cannot be read.
     """
     determining = asdict(settings.only(LogSettings))
-    for name in ("memory_limit", "temp_dir", "threads"):
+    for name in ("memory_limit", "threads"):
         del determining[name]
     return replay_name(log.name, determining, log.files)
 
@@ -105,31 +110,3 @@ def replay_name(
         except OSError as error:
             raise SourceError(f"cannot read {path}: {error.strerror}") from error
     return f"{kind}-{digest.hexdigest()[:16]}"
-
-
-def up_to(limit: int, chunks: Iterable[Sequence[Record]]) -> Iterator[Sequence[Record]]:
-    """The first `limit` records; reads no chunk beyond them."""
-    if limit <= 0:
-        return
-    for chunk in chunks:
-        yield chunk[:limit]
-        limit -= len(chunk)
-        if limit <= 0:
-            return
-
-
-def _untimed(events: Events) -> list[Record]:
-    """Records whose events have no times; the times of the records set the pace."""
-    records = Events(events.users, events.items).records()
-    return [
-        (key, value, time_ms)
-        for (key, value, _), time_ms in zip(records, events.times_ms(), strict=True)
-    ]
-
-
-def _skip(chunks: Iterable[Any], start: int) -> Iterator[Any]:
-    """The chunks without their first `start` events."""
-    for chunk in chunks:
-        if start < len(chunk):
-            yield chunk[start:] if start else chunk
-        start = max(0, start - len(chunk))

@@ -14,22 +14,19 @@ goes one way), or
 Meanwhile new users come, new items replace old ones and begin near the top, others rise
 out of the tail, and tastes change. So what is popular for long says little about what
 comes next; a user's last items say much.
-
-Sessions are made in blocks, one step of all of them at a time, so that numpy does the
-work.
 """
 
 from __future__ import annotations
 
+import heapq
+import random
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from streamer.model.rows.growing import grown
 from streamer.replay.events import Events
-
-Ints = NDArray[np.int64]
 
 _THEME_NAMES = (
     "jazz tea chess bread birds maps robots roses cinema boats poetry running coffee "
@@ -74,8 +71,33 @@ SESSION_EVERY_S = 2.0
 PAUSE_S = 30.0
 """Mean seconds between the events of a session."""
 BLOCK = 256
-"""Sessions that are made at once."""
-_EVENT = np.dtype([("user", np.int64), ("item", np.int64), ("time_s", np.float64)])
+"""Sessions whose events are yielded together."""
+
+
+class _MadeItem(NamedTuple):
+    name: str
+    theme: int
+    slot: int
+    """Where it stands in the ring of its theme."""
+
+
+@dataclass(slots=True)
+class _Theme:
+    """A ring of items, and their popularity."""
+
+    ring: list[_MadeItem]
+    by_rank: list[int]
+    """The slot of the most popular item, and so on."""
+    made: int = ITEMS_PER_THEME
+    """Items so far, with those that were replaced."""
+
+
+@dataclass(slots=True)
+class _User:
+    name: str
+    tastes: list[int]
+    """Themes, the first one liked best."""
+    past: deque[_MadeItem] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
 
 
 class SyntheticStream:
@@ -88,200 +110,117 @@ class SyntheticStream:
     """
 
     def __init__(self, seed: int = 0) -> None:
-        self._rng = np.random.default_rng(seed)
-        self._items = _Items(self._rng)
-        self._users = _Users(self._rng)
+        self._random = random.Random(seed)
+        self._by_theme = _zipf(len(THEMES), THEME_ZIPF)
+        self._by_rank = _zipf(ITEMS_PER_THEME, ITEM_ZIPF)
+        slots = range(ITEMS_PER_THEME)
+        self._themes = [
+            _Theme(
+                [_MadeItem(f"{name}-{slot + 1}", theme, slot) for slot in slots],
+                self._random.sample(slots, len(slots)),
+            )
+            for theme, name in enumerate(THEMES)
+        ]
+        self._users: list[_User] = []
+        for _ in range(FIRST_USERS):
+            self._new_user()
 
     def __iter__(self) -> Iterator[Events]:
-        """Events in the order of their times, a block of sessions at a time."""
-        waiting = np.empty(0, _EVENT)
+        """Events in the order of their times, those of some sessions at a time."""
+        waiting: list[tuple[float, str, str]] = []  # a heap
         now_s = START_S
-        names = self._items.names
         while True:
-            waiting = np.concatenate([waiting, self._block(now_s)])
-            waiting = waiting[np.argsort(waiting["time_s"], kind="stable")]
-            now_s += BLOCK * SESSION_EVERY_S
-            ready, waiting = np.split(
-                waiting, [np.searchsorted(waiting["time_s"], now_s)]
+            for _ in range(BLOCK):
+                self._drift()
+                for event in self._session(now_s):
+                    heapq.heappush(waiting, event)
+                now_s += SESSION_EVERY_S
+            ready = []
+            while waiting and waiting[0][0] < now_s:
+                ready.append(heapq.heappop(waiting))
+            if ready:
+                times_s, users, items = map(list, zip(*ready, strict=True))
+                yield Events(users, items, times_s)
+
+    def _session(self, time_s: float) -> Iterator[tuple[float, str, str]]:
+        """Time, user and item of each event."""
+        chances = self._random
+        user = self._visitor()
+        if chances.random() < NEW_TASTE:
+            user.tastes[chances.randrange(TASTES)] = self._draw_theme()
+        direction = chances.choice((-1, 1))
+        item = None
+        for _ in range(chances.randint(1, round(2 * SESSION_EVENTS - 1))):
+            time_s += chances.expovariate(1 / PAUSE_S)
+            chance = chances.random()
+            if chance < RELATED and item is not None:
+                item = self._related(item, direction)
+            elif RELATED <= chance < RELATED + RETURNING and user.past:
+                # more often a recent one
+                back = 1 + int(len(user.past) * chances.random() ** 2)
+                item = user.past[-back]
+            else:
+                liked = int(TASTES * chances.random() ** 2)
+                theme = self._themes[user.tastes[liked]]
+                (slot,) = chances.choices(theme.by_rank, cum_weights=self._by_rank)
+                item = theme.ring[slot]
+            user.past.append(item)
+            yield round(time_s, 3), user.name, item.name
+
+    def _related(self, item: _MadeItem, direction: int) -> _MadeItem:
+        """A neighbour in one direction: of two, the one with the better rank."""
+        theme = self._themes[item.theme]
+        slots = []
+        for _ in range(2):
+            distance = self._random.randint(1, MAX_DISTANCE)
+            slots.append((item.slot + direction * distance) % ITEMS_PER_THEME)
+        return theme.ring[min(slots, key=theme.by_rank.index)]
+
+    def _visitor(self) -> _User:
+        chances = self._random
+        if chances.random() < NEW_USERS:
+            return self._new_user()
+        if chances.random() < REGULARS:
+            regulars = range(0, len(self._users), USERS_PER_REGULAR)
+            return self._users[chances.choice(regulars)]
+        return chances.choice(self._users)
+
+    def _new_user(self) -> _User:
+        tastes = [self._draw_theme() for _ in range(TASTES)]
+        user = _User(f"user-{len(self._users)}", tastes)
+        self._users.append(user)
+        return user
+
+    def _draw_theme(self) -> int:
+        (theme,) = self._random.choices(range(len(THEMES)), cum_weights=self._by_theme)
+        return theme
+
+    def _drift(self) -> None:
+        """What happens while a session begins: an item may rise, a new one replace an
+        old one and rise.
+        """
+        chances = self._random
+        if chances.random() < RISING_ITEMS / 1000:
+            self._raise(
+                chances.choice(self._themes), chances.randrange(ITEMS_PER_THEME)
             )
-            if len(ready):
-                yield Events(
-                    [f"user-{number}" for number in ready["user"].tolist()],
-                    [names[number] for number in ready["item"].tolist()],
-                    np.round(ready["time_s"], 3).tolist(),
-                )
-
-    def _block(self, start_s: float) -> NDArray[np.void]:
-        """The events of some sessions, of different users, that begin within a block's
-        time.
-        """
-        rng = self._rng
-        self._items.drift(BLOCK / 1000)
-        users = self._users.visitors(BLOCK)
-        lengths = -np.sort(-(1 + rng.poisson(SESSION_EVENTS - 1, len(users))))
-        shape = (int(lengths[0]), len(users))  # [steps, sessions]
-        items = np.full(shape, -1, np.int64)
-        directions = rng.choice((-1, 1), len(users))
-        for step in range(len(items)):
-            # sessions longer than step: a prefix
-            active = int(np.searchsorted(-lengths, -step, side="left"))
-            before = items[step - 1, :active] if step else None
-            items[step, :active] = self._next_items(
-                users[:active], before, directions[:active]
-            )
-        starts_s = start_s + rng.random(len(users)) * BLOCK * SESSION_EVERY_S
-        times_s = starts_s + np.cumsum(rng.exponential(PAUSE_S, items.shape), axis=0)
-        made = items >= 0
-        events = np.empty(int(made.sum()), _EVENT)
-        events["user"] = np.broadcast_to(users, items.shape)[made]
-        events["item"] = items[made]
-        events["time_s"] = times_s[made]
-        return events
-
-    def _next_items(self, users: Ints, before: Ints | None, directions: Ints) -> Ints:
-        """One step of many sessions."""
-        items = self._items.popular(self._users.liked_themes(users))
-        chance = self._rng.random(len(users))
-        if before is not None:
-            related = self._items.related(before, directions)
-            items = np.where(chance < RELATED, related, items)
-        past = self._users.remembered(users)
-        returns = (chance >= RELATED) & (chance < RELATED + RETURNING) & (past >= 0)
-        items = np.where(returns, past, items)
-        self._users.remember(users, items)
-        return items
-
-
-class _Items:
-    """A ring of slots for each theme, a rank for each slot, an item in each slot."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        themes = len(THEMES)
-        slots = ITEMS_PER_THEME
-        self.names: list[str] = []
-        self._made = [0] * themes  # items of each theme so far
-        self._place_of = np.empty((0, 2), np.int64)  # [items, 2] theme and slot
-        # [themes, slots]: the slot of each rank, the rank of each slot, the item in it
-        self._by_rank = np.stack([rng.permutation(slots) for _ in range(themes)])
-        self._rank_of = np.argsort(self._by_rank, axis=1)
-        self._items = np.empty((themes, slots), np.int64)
-        for theme in range(themes):
-            for slot in range(slots):
-                self._put_new_item(theme, slot)
-        weights = 1 / np.arange(1, slots + 1) ** ITEM_ZIPF
-        self._up_to_rank = np.cumsum(weights / weights.sum())
-
-    def popular(self, themes: Ints) -> Ints:
-        """An item of each theme, drawn by popularity."""
-        chances = self._rng.random(len(themes))
-        ranks = np.searchsorted(self._up_to_rank, chances)
-        ranks = ranks.clip(max=ITEMS_PER_THEME - 1)
-        items: Ints = self._items[themes, self._by_rank[themes, ranks]]
-        return items
-
-    def related(self, items: Ints, directions: Ints) -> Ints:
-        """A neighbour of each item in one direction: of two, the one with the better
-        rank.
-        """
-        themes, slots = self._place_of[items].T
-        distance = self._rng.integers(1, MAX_DISTANCE + 1, (2, len(items)))
-        one, other = (slots + directions * distance) % self._items.shape[1]
-        better = self._rank_of[themes, one] <= self._rank_of[themes, other]
-        found: Ints = self._items[themes, np.where(better, one, other)]
-        return found
-
-    def drift(self, thousands: float) -> None:
-        """Let that many thousands of sessions pass: items rise, new ones replace old
-        ones.
-        """
-        themes, slots = self._items.shape
-        for _ in range(self._rng.poisson(RISING_ITEMS * thousands)):
-            self._raise(int(self._rng.integers(themes)), int(self._rng.integers(slots)))
-        for _ in range(self._rng.poisson(NEW_ITEMS * thousands)):
-            theme = int(self._rng.integers(themes))
-            rank = int(self._rng.integers(slots // 2, slots))
-            self._put_new_item(theme, int(self._by_rank[theme, rank]))
+        if chances.random() < NEW_ITEMS / 1000:
+            theme = chances.choice(self._themes)
+            rank = chances.randrange(ITEMS_PER_THEME // 2, ITEMS_PER_THEME)
+            old = theme.ring[theme.by_rank[rank]]
+            theme.made += 1
+            new = f"{THEMES[old.theme]}-{theme.made}"
+            theme.ring[old.slot] = old._replace(name=new)
             self._raise(theme, rank)
 
-    def _raise(self, theme: int, rank: int) -> None:
+    def _raise(self, theme: _Theme, rank: int) -> None:
         """Move an item to the top of its theme, or close to it; those that it passes
         fall by one rank.
         """
-        to = min(rank, int(self._rng.geometric(0.3)) - 1)
-        slots = self._by_rank[theme]
-        slots[to : rank + 1] = np.roll(slots[to : rank + 1], 1)
-        self._rank_of[theme, slots[to : rank + 1]] = np.arange(to, rank + 1)
-
-    def _put_new_item(self, theme: int, slot: int) -> None:
-        item = len(self.names)
-        self._made[theme] += 1
-        self.names.append(f"{THEMES[theme]}-{self._made[theme]}")
-        self._place_of = grown(self._place_of, item + 1)
-        self._place_of[item] = theme, slot
-        self._items[theme, slot] = item
+        to = min(rank, int(self._random.expovariate(0.5)))
+        theme.by_rank.insert(to, theme.by_rank.pop(rank))
 
 
-class _Users:
-    """Who comes, what they like, and what they had."""
-
-    def __init__(self, rng: np.random.Generator) -> None:
-        self._rng = rng
-        self._count = 0
-        self._tastes = np.empty((0, TASTES), np.int64)  # [users, TASTES] themes
-        self._past = np.empty((0, REMEMBERED), np.int64)  # rings of the last items
-        self._had = np.empty(0, np.int64)  # [users] items in all
-        weights = 1 / np.arange(1, len(THEMES) + 1) ** THEME_ZIPF
-        self._theme_shares = weights / weights.sum()
-        self._add(FIRST_USERS)
-
-    def visitors(self, sessions: int) -> Ints:
-        """Users who come now, each once, new ones among them. The tastes of some have
-        changed.
-        """
-        rng = self._rng
-        new = int(rng.binomial(sessions, NEW_USERS))
-        regulars = int(rng.binomial(sessions - new, REGULARS))
-        often = USERS_PER_REGULAR * rng.integers(
-            0, (self._count - 1) // USERS_PER_REGULAR + 1, regulars
-        )
-        others = rng.integers(0, self._count, sessions - new - regulars)
-        users = np.concatenate(
-            [np.unique(np.concatenate([often, others])), self._add(new)]
-        )
-        changed = users[rng.random(len(users)) < NEW_TASTE]
-        which = rng.integers(0, TASTES, len(changed))
-        self._tastes[changed, which] = self._draw_themes((len(changed),))
-        return rng.permutation(users)
-
-    def _add(self, new: int) -> Ints:
-        users = np.arange(self._count, self._count + new)
-        self._count += new
-        self._tastes = grown(self._tastes, self._count)
-        self._past = grown(self._past, self._count)
-        self._had = grown(self._had, self._count)
-        self._tastes[users] = self._draw_themes((new, TASTES))
-        self._had[users] = 0
-        return users
-
-    def _draw_themes(self, shape: tuple[int, ...]) -> Ints:
-        return self._rng.choice(len(self._theme_shares), shape, p=self._theme_shares)
-
-    def liked_themes(self, users: Ints) -> Ints:
-        """One of each user's themes; the first one more often than the next."""
-        which = TASTES * self._rng.random(len(users)) ** 2
-        return self._tastes[users, which.astype(np.int64)]
-
-    def remembered(self, users: Ints) -> Ints:
-        """An item that each user had before, more often a recent one; -1 for users who
-        had none.
-        """
-        known = np.minimum(self._had[users], REMEMBERED)
-        back = 1 + (known * self._rng.random(len(users)) ** 2).astype(np.int64)
-        past = self._past[users, (self._had[users] - back) % REMEMBERED]
-        return np.where(known > 0, past, -1)
-
-    def remember(self, users: Ints, items: Ints) -> None:
-        """Each of these users, none of them twice, has had an item."""
-        self._past[users, self._had[users] % REMEMBERED] = items
-        self._had[users] += 1
+def _zipf(size: int, exponent: float) -> list[float]:
+    """Weights that fall with the rank, added up."""
+    return list(accumulate(1 / rank**exponent for rank in range(1, size + 1)))

@@ -12,26 +12,27 @@ import functools
 import json
 import math
 import os
+import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
 import streamer
 from streamer.build import build_pipeline
 from streamer.cli.options import GroupedCommand, option, settings_options
-from streamer.cli.run import is_rank, launch, rank, stop_on_signals, watching
+from streamer.cli.run import stop_on_signals, watching
 from streamer.display.reporting import Reporter, make_reporter
 from streamer.errors import StreamerError
 from streamer.model.setting import Settings, setting
-from streamer.replay.cli.demo_summary import Figures, print_summary
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
@@ -39,12 +40,17 @@ if TYPE_CHECKING:
     from streamer.metrics.status import Status
     from streamer.pipeline import Pipeline
 
+Figures = dict[str, Any]
+
 TOPIC = "interactions"
+ENDS = {
+    "events": "All events are learned.",
+    "time": "Time was up.",
+    "you": "You stopped it.",
+}
 MIN_LEARNING_S = 5.0
 """Time that is left for learning, however long the start took."""
 LINE_EVERY_S = 5.0
-START_S = 60.0
-"""How long the trainers of a group wait for each other to start."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +63,6 @@ class DemoSettings(Settings):
     rate: float = setting(4000.0, "Events written per second.", at_least=1)
     seconds: float = setting(
         75.0, "Stop after this time, starting included.", at_least=1, unit="seconds"
-    )
-    seed: int = setting(0, "Seed of the stream.", at_least=0)
-    trainers: int = setting(
-        1,
-        "Number of processes that train the model together.",
-        at_least=1,
-        at_most=4,
     )
     data_dir: Path | None = setting(
         None,
@@ -79,7 +78,6 @@ class DemoSettings(Settings):
         at_least=0,
         at_most=65_535,
     )
-    metrics_host: str = setting("127.0.0.1", "Address to serve them on.")
     serve: bool = setting(
         False,
         "Serve recommendations meanwhile, with a page to click on items, and go on until Ctrl-C.",
@@ -112,26 +110,15 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
     deadline = time.monotonic() + (settings.seconds if not settings.serve else math.inf)
     directory = settings.data_dir or Path(tempfile.mkdtemp(prefix="streamer-demo-"))
     directory = directory.absolute()
-    if settings.trainers > 1 and not is_rank():
-        arguments = [*sys.argv[1:], "--data-dir", str(directory)]
-        sys.exit(
-            launch(settings.trainers, arguments, settings.log_format, restart=False)
-        )
-    if rank():
-        train(demo_settings(settings, directory))
-        return
     source = f"a made-up stream in {directory}"
     with (
-        watching(source, settings.metrics_host, settings.metrics_port) as watch,
+        watching(source, "127.0.0.1", settings.metrics_port) as watch,
         make_reporter(settings.log_format, source, LINE_EVERY_S) as reporter,
     ):
         reporter.note("loading the trainer")
         figures = run_demo(settings, directory, deadline, reporter, watch)
         reporter.finish(None)
-    if as_json:
-        click.echo(json.dumps(figures))
-    else:
-        print_summary(figures, sys.stdout)
+    click.echo(json.dumps(figures) if as_json else "\n".join(summary(figures)))
 
 
 def run_demo(
@@ -152,8 +139,6 @@ def run_demo(
     from streamer.web.live import open_browser, opens_browser
 
     ended_by = "events"
-    first_cache = None
-    hit_rates = []
 
     def stop(reason: str) -> None:
         nonlocal ended_by
@@ -162,27 +147,18 @@ def run_demo(
         pipeline.stop()
 
     def on_status(status: Status) -> None:
-        nonlocal first_cache
-        events = status.accounting.get("consumed", 0)
-        if first_cache is None and any(status.cache):
-            first_cache = status.cache._asdict()
-        if status.hit_rate is not None and status.best_baseline is not None:
-            hit_rates.append((events, status.hit_rate, status.best_baseline.hit_rate))
         reporter.update(status)
-        if (
-            ended_by == "events"
-            and time.monotonic() >= deadline
-            and events < settings.events
-        ):
+        is_late = time.monotonic() >= deadline
+        learned = status.accounting.get("consumed", 0)
+        if is_late and ended_by == "events" and learned < settings.events:
             stop("time")
 
     # 1. the trainer, as `streamer run` builds it
     pipeline = build_pipeline(demo_settings(settings, directory))
     pipeline.on_status = on_status
     url = watch(pipeline)
-    if url is not None and (
-        opens_browser() if settings.open is None else settings.open
-    ):
+    opens = opens_browser() if settings.open is None else settings.open
+    if url is not None and opens:
         open_browser(url)
     stop_on_signals(lambda: stop("you"))
     deadline = max(deadline, time.monotonic() + MIN_LEARNING_S)
@@ -190,12 +166,11 @@ def run_demo(
     on_status(pipeline.status)
     # 2. the writer, and the server if one is wanted, are processes of their own, while
     # we learn
+    why = {}
     with contextlib.ExitStack() as stack:
-        why = {}
         for part, arguments in children(settings, directory).items():
-            why[part] = stack.enter_context(
-                child(arguments, functools.partial(stop, part))
-            )
+            failed = functools.partial(stop, part)
+            why[part] = stack.enter_context(child(arguments, failed))
         if settings.serve:
             reporter.note(
                 f"recommendations at http://127.0.0.1:{settings.serve_port}/, until Ctrl-C"
@@ -204,27 +179,13 @@ def run_demo(
     if ended_by in why:
         raise StreamerError(f"the {ended_by} of the demo failed: {why[ended_by]()}")
     # 3. what came of it
-    status = pipeline.status
     return pipeline.summary() | {
         "ended_by": ended_by,
-        "lag": sum(status.lag.values()),
-        "recent_hit_rate_at_10": status.hit_rate,
-        "recent_best_baseline": status.best_baseline._asdict()
-        if status.best_baseline is not None
-        else None,
-        "hit_rates": hit_rates,
-        "first_cache": first_cache,
+        "lag": sum(pipeline.status.lag.values()),
         "recommendations": recommendations(pipeline.learner),
         "data_dir": str(directory),
         "checkpoint_dir": str(directory / "checkpoints"),
     }
-
-
-def train(settings: RunSettings) -> None:
-    """Train beside the process that shows the demo, which also ends it."""
-    pipeline = build_pipeline(settings)
-    stop_on_signals(pipeline.stop)
-    pipeline.run()
 
 
 def demo_settings(settings: DemoSettings, directory: Path) -> RunSettings:
@@ -237,8 +198,6 @@ def demo_settings(settings: DemoSettings, directory: Path) -> RunSettings:
     )
     if settings.serve:
         found = replace(found, max_events=None, publish_dir=directory / "points")
-    if settings.trainers > 1:
-        found = replace(found, trainers=settings.trainers, group_timeout_s=START_S)
     return found
 
 
@@ -246,19 +205,18 @@ def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
     """The commands that run beside the trainer: the writer, and the server if one is
     wanted.
     """
-    stream = {"data-dir": directory, "topic": TOPIC}
-    write = {"events": settings.events, "rate": settings.rate, "seed": settings.seed}
-    found = {"writer": ["replay", "synthetic", "--restart", *_options(write | stream)]}
+    stream = ["--data-dir", str(directory), "--topic", TOPIC]
+    amount = ["--events", str(settings.events), "--rate", str(settings.rate)]
+    found = {"writer": ["replay", "synthetic", "--restart", *amount, *stream]}
     if settings.serve:
-        serve = {"from": directory / "points", "port": settings.serve_port}
-        found["server"] = ["serve", "--clicks", *_options(serve | stream)]
+        where = [
+            "--from",
+            str(directory / "points"),
+            "--port",
+            str(settings.serve_port),
+        ]
+        found["server"] = ["serve", "--clicks", *where, *stream]
     return found
-
-
-def _options(values: Mapping[str, object]) -> list[str]:
-    return [
-        text for name, value in values.items() for text in (f"--{name}", str(value))
-    ]
 
 
 @contextlib.contextmanager
@@ -271,42 +229,36 @@ def child(
     `on_failure` is called, by another thread, if it ends in failure before the block
     does.
     """
-    package = str(
-        Path(streamer.__file__).resolve().parents[1]
-    )  # the child finds the packages that we have found
+    # the child finds the packages that we have found
+    package = str(Path(streamer.__file__).resolve().parents[1])
+    before = os.environ.get("PYTHONPATH")
     environment = {
-        name: value
-        for name, value in os.environ.items()
-        if not name.startswith("STREAMER_")
+        "PYTHONPATH": f"{package}{os.pathsep}{before}" if before else package
     }
-    environment["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [package, os.environ.get("PYTHONPATH")])
-    )
+    for name, value in os.environ.items():
+        if not name.startswith("STREAMER_"):
+            environment.setdefault(name, value)
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "streamer", *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,  # Ctrl-C is for us
     )
-    errors: list[bytes] = []
+    errors: list[str] = []
     ending = threading.Event()
 
     def wait() -> None:
-        errors.append(process.communicate()[1])
+        errors.append(process.communicate()[1].strip())
         if process.returncode and not ending.is_set():
             on_failure()
 
     waiting = threading.Thread(target=wait, name=arguments[0], daemon=True)
     waiting.start()
     try:
-        yield (
-            lambda: (
-                errors[0].decode(errors="replace").strip()
-                or f"exit code {process.returncode}"
-            )
-        )
+        yield lambda: errors[0] or f"exit code {process.returncode}"
     finally:
         ending.set()
         process.terminate()
@@ -319,21 +271,63 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
     """
     from streamer.recommender import Recommender
 
-    users_ = learner.state.users.used
-    often = users_[(learner.state.recent.of(users_).items >= 0).sum(axis=1) >= most]
-    chosen = often
-    if len(often) >= users:
-        chosen = often[[len(often) * k // users for k in range(users)]]
+    state = learner.state
+    rows = state.users.used
+    often = rows[(state.recent.of(rows).items >= 0).sum(axis=1) >= most]
+    step = max(1, len(often) // users)
     recommender = Recommender(learner)
     queries = [
-        recommender.user(learner.state.users.id_of(row)) for row in chosen.tolist()
+        recommender.user(state.users.id_of(row))
+        for row in often[: users * step : step].tolist()
     ]
     found = recommender.recommend(queries, most, exclude_seen=True) if queries else []
     return [
         {
             "user": query.user,
-            "recent": [learner.state.items.id_of(row) for row in query.recent[:most]],
+            "recent": [state.items.id_of(row) for row in query.recent[:most]],
             "recommended": [recommended.item for recommended in items],
         }
         for query, items in zip(queries, found, strict=True)
     ]
+
+
+# the end ------------------------------------------------------------------------------
+
+
+def summary(figures: Figures) -> Iterator[str]:
+    """Lines that a person reads at the end, as at the end of `streamer run`, and what
+    to try next.
+    """
+    from streamer.display.reporting import summary_rows
+
+    yield ENDS[figures["ended_by"]]
+    for label, text in summary_rows(figures):
+        yield f"  {label:<12}{text}"
+    if figures["lag"]:
+        yield f"  {'lag':<12}{figures['lag']:,} events were written but not learned yet"
+    for one in figures["recommendations"]:
+        yield ""
+        yield f"  {one['user']:<12}had       {', '.join(one['recent'])}"
+        yield f"  {'':<12}may like  {', '.join(one['recommended'])}"
+    yield ""
+    yield "Where to look next"
+    for command in _commands(figures):
+        yield f"  {command}"
+
+
+def _commands(figures: Figures) -> Iterator[str]:
+    """What to try next, ready to be pasted: the other commands, called as this one was."""
+    program = "streamer"
+    if Path(sys.argv[0]).name == "__main__.py":
+        program = f"{shlex.quote(Path(sys.executable).name)} -m streamer"
+    elif not shutil.which("streamer"):
+        program = shlex.quote(sys.argv[0])
+    checkpoints = f"--checkpoint-dir {shlex.quote(figures['checkpoint_dir'])}"
+    data = f"--data-dir {shlex.quote(figures['data_dir'])}"
+    yield f"{program} demo --serve   # recommendations over HTTP, and a page to click on them"
+    yield f"{program} inspect {checkpoints}"
+    for one in figures["recommendations"][:1]:
+        yield f"{program} recommend {checkpoints} --user {shlex.quote(one['user'])} -k 10"
+    yield f"{program} export {checkpoints} --out vectors.npz"
+    yield f"{program} replay synthetic {data} --events 50000 --seed 1"
+    yield f"{program} run {data} --until-end"

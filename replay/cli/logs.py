@@ -1,10 +1,7 @@
-"""Logs as commands open them: what their readers log, and what was malformed, goes to
-standard error.
-"""
+"""Logs as commands open them: what was malformed goes to standard error."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -15,7 +12,6 @@ from streamer.errors import SourceError
 
 if TYPE_CHECKING:
     from streamer.replay.datasets import Log
-    from streamer.replay.events import MalformedRows
     from streamer.replay.settings import LogSettings
 
 
@@ -29,29 +25,19 @@ def opened_log(path: str, format: str | None, settings: LogSettings) -> Iterator
     """
     from streamer.replay.datasets import open_log
 
-    logger = logging.getLogger("streamer.replay.datasets")
-    handler = logging.StreamHandler()
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        with open_log(path, format, settings) as log:
-            report_malformed(log.malformed, path)
-            if not len(log):
-                raise SourceError(f"{log.path}: the filters leave no event of it")
-            yield log
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-
-
-def report_malformed(malformed: MalformedRows, path: str) -> None:
-    """Print what was no event, and where."""
-    for example in malformed.examples:
-        click.echo(f"{path}, {example}", err=True)
-    if malformed.total:
-        listed = len(malformed.examples)
-        more = f", the first {listed} are listed" if malformed.total > listed else ""
-        click.echo(
-            f"{malformed.total:,} malformed events were left out{more}", err=True
-        )
+    with open_log(path, format, settings) as log:
+        if format is None:
+            click.echo(
+                f"{path} is read as {log.name}; --format names another one", err=True
+            )
+        malformed = log.malformed
+        for example in malformed.examples:
+            click.echo(f"{path}, {example}", err=True)
+        if malformed.total:
+            click.echo(
+                f"{malformed.total:,} malformed events were left out; the first {len(malformed.examples)} are listed",
+                err=True,
+            )
+        if not len(log):
+            raise SourceError(f"{log.path}: the filters leave no event of it")
+        yield log

@@ -1,34 +1,59 @@
-"""What a format is made of: how its files are recognised and read, and which columns
-hold the parts of an event.
+"""What a format of logs is made of: how its files are recognised and read, and which
+columns hold the parts of an event.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 from streamer.errors import SettingsError, SourceError
 from streamer.event import Features
-from streamer.replay.datasets.database import Database
-from streamer.replay.datasets.files import LogFile, LogFiles
-from streamer.replay.datasets.first_lines import FirstLines
+from streamer.replay.datasets.database import reading
+from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
+from streamer.replay.datasets.tables import (
+    LogTable,
+    decode_features,
+    delimited_table,
+    first_match,
+)
 from streamer.replay.settings import FIELDS, LogSettings
 
-LATEST_S = 7_258_118_400
-"""The year 2200. A larger number counts milliseconds, a still larger one microseconds,
-then nanoseconds.
+NUMBER_TIME = "TRY_CAST(time_text AS DOUBLE)"
+ISO_TIME = "epoch(TRY_CAST(time_text AS TIMESTAMPTZ))"
+"""ISO 8601, UTC unless it says otherwise."""
+
+Names = Mapping[str, tuple[str, ...]]
+"""What columns with the parts of an event are called: the first name that a file has
+counts.
 """
-SEPARATOR = "\x1f"
-"""Between the features of an event, when they are one text."""
+COMMON_NAMES: Names = {
+    "user_id": (
+        *("user_id", "userid", "user", "uid", "customer_id"),
+        *("visitorid", "visitor_id", "reviewerid"),
+    ),
+    "item_id": (
+        *("item_id", "itemid", "item", "iid", "product_id"),
+        *("movieid", "asin", "parent_asin"),
+    ),
+    "timestamp": (
+        *("timestamp", "time_stamp", "time", "ts", "event_time"),
+        *("datetime", "date", "unixreviewtime"),
+    ),
+    "rating": ("rating", "score", "overall"),
+    "event_type": (
+        *("event_type", "event", "action", "action_type"),
+        *("behavior", "behavior_type"),
+    ),
+}
+"""What people call their columns."""
 
 
-class DatasetFormat(ABC):
-    """A format of logs; the first line of a subclass's docstring is its help.
-    `formats.guess_format` guesses one.
+class DatasetFormat:
+    """A format of delimited text, unless a subclass has another table; the first line
+    of its docstring is its help.
     """
 
     name: ClassVar[str]
@@ -37,331 +62,264 @@ class DatasetFormat(ABC):
     """Groups of patterns: in a directory, the files that match the first group with a
     match are the log.
     """
+    looks: ClassVar[str] = ""
+    """Pattern of the first line: a file that is named so and begins so is of this
+    format.
+    """
     is_text: ClassVar[bool] = True
     """Whether its files consist of lines."""
+    names: ClassVar[Names] = COMMON_NAMES
+    """A first line that names a user and an item by these is a header."""
+    delimiter: ClassVar[str | None] = None
+    """Unless the settings name one; None: as the first lines show."""
+    order: ClassVar[tuple[str, ...]] = ()
+    """The columns of a file without a header; empty: they are called 1, 2, 3."""
+    fixed: ClassVar[bool] = False
+    """Whether these are the columns also if there is a header."""
+    quotes: ClassVar[bool] = False
+    """Whether cells may be quoted, with delimiters inside."""
+    time: ClassVar[str] = NUMBER_TIME
+    """SQL from `time_text` to seconds, or smaller units, since the epoch."""
+    features: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Columns that are features of the item or the user, unless the settings name
+    others.
+    """
+    event_types: ClassVar[Mapping[str, str]] = {}
+    """Name of an event type -> how the file writes it."""
+    above_average: ClassVar[bool] = False
+    """Whether only ratings above the user's average become events, unless the settings
+    give a threshold.
+    """
 
     @property
     def help(self) -> str:
         """One line about it."""
-        first_paragraph = inspect.cleandoc(type(self).__doc__ or "").partition("\n\n")[
-            0
-        ]
-        return first_paragraph.replace("\n", " ")
+        text = inspect.cleandoc(type(self).__doc__ or "")
+        return text.partition("\n\n")[0].replace("\n", " ")
 
-    @abstractmethod
     def columns(self, log: LogFiles) -> EventColumns:
         """The columns that hold the parts of an event."""
+        table = self.table(log)
+        required = ["user_id", "item_id"]
+        if self.above_average:
+            required.append("rating")
+        values = find_values(log, table, self.names, required)
+        if "rating" in values:
+            values["rating"] = f"TRY_CAST({values['rating']} AS DOUBLE)"
+        beside = {}
+        for side in ("item", "user"):
+            own, beside[side] = self._features(log, table, side)
+            if own is not None:
+                values[f"{side}_features"] = own
+        return EventColumns(self, table, values, beside["item"], beside["user"])
 
-    def recognises(self, start: FirstLines) -> bool:
-        """Whether a file with these lines is of this format, whatever its name."""
-        return False
+    def table(self, log: LogFiles) -> LogTable:
+        """The table in the files of a log."""
+        settings = log.settings
+        start = log.first_lines
+        delimiter = settings.delimiter or self.delimiter or start.delimiter
+        cells = start.cells(delimiter)
+        header = settings.header
+        if header is None:
+            header = self.is_header(cells, settings.columns)
+        columns = cells
+        if not header or self.fixed:
+            numbers = range(len(self.order) + 1, len(cells) + 1)
+            columns = [*self.order, *map(str, numbers)]
+        if len(cells) < len(columns):
+            raise SourceError(
+                f"{log.where}: its lines have {len(cells)} columns, e.g. {start.shown}; expected "
+                f"{delimiter.join(self.order)!r}: choose another format"
+            )
+        if len(columns) < 2:
+            raise SourceError(
+                f"{log.where}: its lines have no two columns with {delimiter!r} between: {start.shown}; "
+                "choose another delimiter or format"
+            )
+        for file in log.files[1:] if header else ():
+            other = file.first_lines()
+            if other.first and other.cells(delimiter) != cells:
+                raise SourceError(
+                    f"{log.where}: the files have different columns: {file.name} begins with {other.shown}, "
+                    f"{log.files[0].name} with {start.shown}; read them one by one"
+                )
+        # a number is added to a name that occurs again
+        names = [
+            name if columns.index(name) == place else f"{name}_{place + 1}"
+            for place, name in enumerate(columns)
+        ]
+        return delimited_table(
+            names, delimiter, start, header=header, quotes=self.quotes
+        )
 
-    def accepts(self, start: FirstLines) -> bool:
-        """Whether a file with these lines is of this format if it is also named like
-        one.
+    def is_header(self, cells: Sequence[str], asked: Mapping[str, str]) -> bool:
+        """Whether the first line is a header: it is, if it names a user and an item as
+        the format or the user does.
+
+        If the user counts a column by its number, the other one decides. If nothing
+        does, formats without an order of their own must have a header, unless the user
+        counts all columns.
         """
-        return False
+        by_name = []
+        for part in ("user_id", "item_id"):
+            name = asked.get(part, "")
+            if not name.isdecimal():
+                by_name.append((name,) if name else self.names[part])
+        if by_name and all(first_match(names, cells) for names in by_name):
+            return True
+        counted = asked and all(name.isdecimal() for name in asked.values())
+        return not self.order and not counted
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LogTable(ABC):
-    """How the files of a log are read: SQL of their rows, and of each column."""
-
-    names: tuple[str, ...]
-    """Its columns."""
-    encoding: str | None = "utf-8"
-    """Of its lines; None if it does not consist of lines."""
-    header: bool = False
-    """Whether the first line is not a row."""
-
-    @abstractmethod
-    def scan(self, file: LogFile) -> str:
-        """SQL of the rows of a file, in their order."""
-
-    @abstractmethod
-    def untrimmed(self, name: str) -> str:
-        """SQL of the text in a column, perhaps with spaces or quotes around it."""
-
-    def trimmed(self, name: str) -> str:
-        """SQL of the same text without spaces and quotes around it; null where nothing
-        is left.
+    def usual_features(
+        self, log: LogFiles, side: str, table: LogTable, file: LogFile
+    ) -> Sequence[str]:
+        """Columns of the log, or of a file beside it, that are features if the settings
+        do not say which are.
         """
-        return f"nullif(trim({self.untrimmed(name)}), '')"
+        return table.split(self.features.get(side, ()))[0]
 
-    def damage(self, database: Database, read: Callable[[], object]) -> str | None:
-        """Call `read`, and return why it cannot have read a file rightly; None if
-        nothing is wrong.
+    def files_beside(self, log: LogFiles, side: str) -> Sequence[str]:
+        """The names of a file about items, or users: the first that is there counts."""
+        return ()
+
+    def table_beside(self, log: LogFiles, name: str, file: LogFile) -> LogTable:
+        """The table in such a file."""
+        raise NotImplementedError
+
+    def _features(
+        self, log: LogFiles, table: LogTable, side: str
+    ) -> tuple[str | None, FilesBeside]:
+        """SQL of the features that the log has, and those of a file beside it."""
+        option = f"{side}_features"
+        asked = getattr(log.settings, option)
+        if asked is not None:
+            own, others = table.split(asked)
+            if others and not self.files_beside(log, side):
+                raise missing(log.where, table, others[0])
+            return table.features(own), self._beside(log, side, others)
+        usual = self.usual_features(log, side, table, log.files[0])
+        sql = table.features(usual)
+        if option in table.objects:
+            sql = f"c{table.names.index(option)}"
+        return sql, self._beside(log, side, None)
+
+    def _beside(
+        self, log: LogFiles, side: str, asked: Sequence[str] | None
+    ) -> FilesBeside:
+        """Features and titles by id, from a file beside the log; damaged lines are left
+        out.
         """
-        read()
-        return None
-
-
-class TimeFormat(NamedTuple):
-    """SQL from the text of a time to seconds since the epoch, null for what is not a
-    time.
-
-    In two steps, because the second one may name the first several times: within one
-    expression each mention would parse the text again, and a cast that fails is slow.
-    """
-
-    parsed: str
-    """From the column `time_text`."""
-    seconds: str
-    """From the columns `time_text` and `time_parsed`."""
-
-
-_ISO = "epoch(TRY_CAST(time_text AS TIMESTAMPTZ))"
-_SCALED = " ".join(
-    f"WHEN time_parsed < {LATEST_S}e{power} THEN time_parsed / 1e{power}"
-    for power in (0, 3, 6, 9)
-)
-ISO_TIME = TimeFormat(_ISO, "time_parsed")
-"""ISO 8601, UTC unless it says otherwise."""
-ANY_TIME = TimeFormat(
-    "TRY_CAST(time_text AS DOUBLE)",
-    f"CASE WHEN time_parsed IS NULL THEN {_ISO} {_SCALED} END",
-)
-"""A number of seconds, or of smaller units, or ISO 8601."""
-
-
-class FeatureColumn(NamedTuple):
-    """A feature of each event, as SQL."""
-
-    name: str
-    sql: str
-    kind: str = "category"
-    """category, number, or object: several features as one JSON object."""
+        # 1. the file; upper and lower case count only if both exist
+        candidates = self.files_beside(log, side)
+        there = {bare_name(name): name for name in log.location.names}
+        name = first_match(candidates, list(there))
+        if name is None and asked:
+            raise SourceError(
+                f"{log.where}: there is no column {asked[0]!r}, and no {' or '.join(candidates)} beside it that might "
+                "have it; put that file beside the log, or leave the feature out"
+            )
+        if name is None:
+            return FilesBeside()
+        file = log.location.open(there[name])
+        table = self.table_beside(log, name.lower(), file)
+        # 2. its columns
+        with reading(file.name):
+            if asked is None:
+                asked = self.usual_features(log, side, table, file)
+            key = first_match(self.names[f"{side}_id"], table.names)
+            for absent in [*table.split(asked)[1], *([] if key else [f"{side}_id"])]:
+                raise missing(file.name, table, absent)
+            titles = [n for n in table.names if n.lower().endswith(("title", "name"))]
+            title = table.cell(titles[0]) if titles else "NULL"
+            selected = (
+                f"{table.cell(str(key))}, {title}, {table.features(asked) or 'NULL'}"
+            )
+            rows = log.database.rows(f"SELECT {selected} FROM {table.scan(file)}")
+            log.database.drop_rejects()
+        # 3. what it says
+        found = FilesBeside({}, {})
+        for id_, title, text in rows:
+            if id_ and title:
+                found.titles[id_] = title
+            if id_ and (features := decode_features(text)):
+                found.features[id_] = features
+        return found
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnNames:
-    """What a format calls the parts of an event: the first of the names that a file has
-    counts.
-    """
+class FilesBeside:
+    """What files beside a log say about its items, or its users."""
 
-    user_id: tuple[str, ...]
-    item_id: tuple[str, ...]
-    timestamp: tuple[str, ...] = ()
-    rating: tuple[str, ...] = ()
-    event_type: tuple[str, ...] = ()
-    item_features: tuple[str, ...] = ()
-    user_features: tuple[str, ...] = ()
-    required: tuple[str, ...] = ("user_id", "item_id")
-
-    def are_header(self, cells: Sequence[str]) -> bool:
-        """Whether the cells of a first line name a user and an item."""
-        return bool(
-            first_match(self.user_id, cells) and first_match(self.item_id, cells)
-        )
-
-
-COMMON_NAMES = ColumnNames(
-    user_id=(
-        "user_id",
-        "userid",
-        "user",
-        "uid",
-        "customer_id",
-        "visitorid",
-        "visitor_id",
-        "reviewerid",
-    ),
-    item_id=(
-        "item_id",
-        "itemid",
-        "item",
-        "iid",
-        "product_id",
-        "movieid",
-        "asin",
-        "parent_asin",
-    ),
-    timestamp=(
-        "timestamp",
-        "time_stamp",
-        "time",
-        "ts",
-        "event_time",
-        "datetime",
-        "date",
-        "unixreviewtime",
-    ),
-    rating=("rating", "score", "overall"),
-    event_type=(
-        "event_type",
-        "event",
-        "action",
-        "action_type",
-        "behavior",
-        "behavior_type",
-    ),
-)
-"""What people call their columns."""
+    features: dict[str, Features] = field(default_factory=dict)
+    """By id."""
+    titles: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class EventColumns:
-    """SQL of each part of an event: None for a part that the log does not have, null
-    for a value that is not valid.
-    """
+    """SQL of each part of an event that a log has; null for a value that is not valid."""
 
+    format: DatasetFormat
     table: LogTable
-    user_id: str
-    item_id: str
-    time: str | None = None
-    time_format: TimeFormat = ANY_TIME
-    rating: str | None = None
-    event_type: str | None = None
-    problem: str | None = None
-    """The reason why a row cannot be an event, or null."""
-    item_features: tuple[FeatureColumn, ...] = ()
-    user_features: tuple[FeatureColumn, ...] = ()
-    features_by_item: Mapping[str, Features] = field(default_factory=dict)
-    """From other files."""
-    features_by_user: Mapping[str, Features] = field(default_factory=dict)
-    titles_by_item: Callable[[], Mapping[str, str]] = dict
-    """Reads what people call the items from another file; empty if there is none."""
-    above_average: bool = False
-    """Whether only ratings above the user's average become events, unless the settings
-    give a threshold.
-    """
-    event_type_names: Mapping[str, str] = field(default_factory=dict)
-    """Name of an event type -> how the file writes it."""
+    values: Mapping[str, str]
+    """Names as in `FIELDS`, and item_features and user_features: JSON objects."""
+    items: FilesBeside
+    users: FilesBeside
 
     @property
-    def coded(self) -> dict[str, str]:
-        """SQL of what becomes codes: ids, and all features of an item or a user as one
-        text.
-        """
-        found = {"user_id": self.user_id, "item_id": self.item_id}
-        for name, features in (
-            ("item_features", self.item_features),
-            ("user_features", self.user_features),
-        ):
-            if features:  # null becomes an empty text
-                between = f", '{SEPARATOR}', "
-                found[name] = (
-                    f"concat({between.join(feature.sql for feature in features)})"
-                )
-        return found
+    def has_time(self) -> bool:
+        return "timestamp" in self.values
 
     def check_filters(self, settings: LogSettings) -> None:
         """See that the log has the columns that the filters need."""
         needs = {
-            "event-type": (settings.event_types, self.event_type, "event_type"),
-            "min-rating": (settings.min_rating is not None, self.rating, "rating"),
-            "since": (settings.since, self.time, "timestamp"),
-            "until": (settings.until, self.time, "timestamp"),
+            "event-type": (settings.event_types, "event_type"),
+            "min-rating": (settings.min_rating is not None, "rating"),
+            "since": (settings.since, "timestamp"),
+            "until": (settings.until, "timestamp"),
         }
         problems = [
             f"{option} needs a column for {part}, and the log has only {', '.join(self.table.names)}: "
             f"name the column, e.g. {part}=COLUMN, or leave {option} out"
-            for option, (asked, sql, part) in needs.items()
-            if asked and sql is None
+            for option, (asked, part) in needs.items()
+            if asked and part not in self.values
         ]
-        if names := self.event_type_names:
-            unknown = [
-                t
-                for t in settings.event_types
-                if t.lower() not in names and t not in names.values()
-            ]
-            problems += [
-                f"event-type: there is no type {t!r}, only {', '.join(names)}"
-                for t in unknown
-            ]
+        types = self.format.event_types
+        known = {*types, *types.values()}
+        problems += [
+            f"event-type: there is no type {name!r}, only {', '.join(types)}"
+            for name in settings.event_types
+            if known and not {name, name.lower()} & known
+        ]
         if problems:
             raise SettingsError(problems)
 
 
-def find_columns(
-    log: LogFiles,
-    table: LogTable,
-    names: ColumnNames,
-    time_format: TimeFormat = ANY_TIME,
-) -> EventColumns:
-    """The columns of a table that hold the parts of an event, as the settings or the
-    format call them.
-    """
-    settings = log.settings
-
-    def named(name: str, part: str | None = None) -> str:
-        """The column that the user names, or counts from 1."""
-        if found := first_match((name,), table.names):
-            return found
-        if name.isdecimal() and 1 <= int(name) <= len(table.names):
-            return table.names[int(name) - 1]
-        raise _missing(log, table, name, part)
-
-    def value(part: str) -> str | None:
-        """SQL of a part of an event."""
-        candidates: Sequence[str] = getattr(names, part)
-        if part in settings.columns:
-            return table.trimmed(named(settings.columns[part], part))
-        if found := first_match(candidates, table.names):
-            return table.trimmed(found)
-        if part in names.required:
-            raise _missing(log, table, candidates[0], part)
-        return None
-
-    def features(
-        asked: tuple[str, ...] | None, usual: tuple[str, ...]
-    ) -> tuple[FeatureColumn, ...]:
-        """The columns that the user asks for, or else the usual ones that are there."""
-        if asked is None:
-            asked = tuple(name for name in usual if first_match((name,), table.names))
-        columns = {name: named(name.removesuffix(":float")) for name in asked}
-        return tuple(
-            FeatureColumn(
-                name.removesuffix(":float"), number_sql(table.trimmed(column)), "number"
-            )
-            if name.endswith(":float")
-            else FeatureColumn(name, table.untrimmed(column))
-            for name, column in columns.items()
-        )
-
-    found = {part: value(part) for part in FIELDS}
-    return EventColumns(
-        table,
-        str(found["user_id"]),
-        str(found["item_id"]),
-        found["timestamp"],
-        time_format,
-        None if found["rating"] is None else f"TRY_CAST({found['rating']} AS DOUBLE)",
-        found["event_type"],
-        item_features=features(settings.item_features, names.item_features),
-        user_features=features(settings.user_features, names.user_features),
-    )
+def find_values(
+    log: LogFiles, table: LogTable, names: Names, required: Sequence[str]
+) -> dict[str, str]:
+    """SQL of the parts of an event, as the settings or the format call their columns."""
+    found = {}
+    for part in FIELDS:
+        asked = log.settings.columns.get(part)
+        candidates = names.get(part, ())
+        column = first_match(candidates, table.names)
+        if asked is not None:
+            column = table.find(asked)
+        if column is not None:
+            found[part] = table.cell(column)
+        elif asked is not None or part in required:
+            name = asked or candidates[0]
+            raise missing(log.where, table, name, f" for {part}", f"{part}=COLUMN")
+    return found
 
 
-def first_match(candidates: Iterable[str], names: Sequence[str]) -> str | None:
-    """The first candidate that is a column, spelled as the column is: upper and lower
-    case count only if both exist.
-    """
-    for candidate in candidates:
-        if candidate in names:
-            return candidate
-        if found := next(
-            (name for name in names if name.lower() == candidate.lower()), None
-        ):
-            return found
-    return None
-
-
-def number_sql(text: str) -> str:
-    """SQL of a finite number; null for a text that is not one."""
-    value = f"TRY_CAST({text} AS DOUBLE)"
-    return f"CASE WHEN isfinite({value}) THEN {value} END"
-
-
-def _missing(
-    log: LogFiles, table: LogTable, name: str, part: str | None
+def missing(
+    where: str, table: LogTable, name: str, what: str = "", example: str = ""
 ) -> SourceError:
-    near = difflib.get_close_matches(
-        name.lower(), [other.lower() for other in table.names], 1, 0.6
-    )
-    hint = f"did you mean {first_match(near, table.names)}? " if near else ""
-    what, example = (f" for {part}", f", e.g. {part}=COLUMN") if part else ("", "")
+    """The error about a column that is not there."""
     columns = ", ".join(table.names)
+    such = f", e.g. {example}" if example else ""
     return SourceError(
-        f"{log.where}: there is no column {name!r}{what}; {hint}the columns are {columns}: name one of them{example}"
+        f"{where}: there is no column {name!r}{what}; the columns are {columns}: name one of them{such}"
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -22,41 +21,31 @@ class Database:
     removes both.
 
     Raises:
-        SettingsError: the memory limit or the directory for temporary files cannot be
-            used.
+        SettingsError: the memory limit is none.
     """
 
     def __init__(self, settings: LogSettings) -> None:
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix="streamer-log-", ignore_cleanup_errors=True
+        )
+        self._connection = duckdb.connect(":memory:")
         try:
-            self._temporary = tempfile.TemporaryDirectory(
-                prefix="streamer-log-",
-                dir=settings.temp_dir,
-                ignore_cleanup_errors=True,
-            )
-        except OSError as error:
-            problem = f"temp-dir {settings.temp_dir} cannot be used: {error}; name a directory that exists"
-            raise SettingsError([problem]) from error
-        self.directory = Path(self._temporary.name)
-        config = {
-            "temp_directory": str(self.directory / "spilled"),
-            "autoinstall_known_extensions": "false",
-        }
-        if settings.threads is not None:
-            config["threads"] = str(settings.threads)
-        self._connection = duckdb.connect(":memory:", config=config)  # type: ignore[arg-type]
-        try:
-            self._connection.execute(
-                f"SET memory_limit = {quoted(settings.memory_limit)}"
+            self.rows(
+                f"""SET memory_limit = {quoted(settings.memory_limit)};
+                    SET temp_directory = {quoted(self._temporary.name)};
+                    SET autoinstall_known_extensions = false;
+                    SET TimeZone = 'UTC'"""
             )
         except duckdb.Error:
             self.close()
             raise SettingsError(
                 [f"memory-limit is {settings.memory_limit!r}: write it as 500MB or 4GB"]
             ) from None
-        self._connection.execute("SET TimeZone = 'UTC'")
+        if settings.threads is not None:
+            self.rows(f"SET threads = {settings.threads}")
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
-        """Run some SQL, and return all rows of its result."""
+        """Run some SQL, and return the rows of its result."""
         return self._connection.execute(sql).fetchall()
 
     def value(self, sql: str) -> Any:
@@ -69,7 +58,7 @@ class Database:
 
     def drop_rejects(self, prefix: str = "reject") -> None:
         """Drop the tables in which `read_csv` keeps the lines that it could not read."""
-        self._connection.execute(
+        self.rows(
             f"DROP TABLE IF EXISTS {prefix}_errors; DROP TABLE IF EXISTS {prefix}_scans"
         )
 
@@ -92,6 +81,10 @@ def reading(path: object) -> Iterator[None]:
             problem = f"memory-limit is too small to read it ({text}): raise it"
         elif "end of GZIP stream" in text or "zstd" in text.lower():
             problem = f"the compressed file is cut off or damaged ({text}): get it once more, or unpack what is there"
+        elif "state machine reached an invalid state" in text:
+            problem = (
+                "its lines end in different ways: make them alike, e.g. by dos2unix"
+            )
         else:
             problem = f"it cannot be read: {text}"
         raise SourceError(f"{path}: {problem}") from error

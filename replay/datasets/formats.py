@@ -2,35 +2,81 @@
 
 from __future__ import annotations
 
-import difflib
-import logging
+import re
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
+from typing import ClassVar
 
 from streamer.errors import SettingsError, SourceError
 from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat
 from streamer.replay.datasets.database import Database
-from streamer.replay.datasets.delimited import Csv, Tsv
-from streamer.replay.datasets.files import Location, LogFiles, matches
-from streamer.replay.datasets.first_lines import FirstLines
-from streamer.replay.datasets.jsonl import Jsonl
-from streamer.replay.datasets.lightgcn import LightGcn
+from streamer.replay.datasets.files import FirstLines, Location, LogFiles, matches
 from streamer.replay.datasets.log import Log
-from streamer.replay.datasets.movielens import MovieLens
-from streamer.replay.datasets.parquet import Parquet
-from streamer.replay.datasets.published import Amazon, EchoNest, Gowalla, TaFeng, Tmall
-from streamer.replay.datasets.recbole import RecBole
+from streamer.replay.datasets.published import (
+    Amazon,
+    EchoNest,
+    Gowalla,
+    LightGcn,
+    MovieLens,
+    RecBole,
+    Sessions,
+    TaFeng,
+    Tmall,
+)
+from streamer.replay.datasets.tables import (
+    LogTable,
+    first_match,
+    json_table,
+    parquet_table,
+)
 from streamer.replay.settings import LogSettings
 
-logger = logging.getLogger(__name__)
+
+class Csv(DatasetFormat):
+    """Any delimited text; name its columns unless they are user_id, item_id, timestamp."""
+
+    name = "csv"
+    file_names = (("*.csv",),)
+    quotes = True
+
+
+class Tsv(DatasetFormat):
+    """Tab-separated text, in which quotes are plain characters; name its columns as for
+    csv.
+    """
+
+    name = "tsv"
+    file_names = (("*.tsv",),)
+    delimiter = "\t"
+
+
+class Jsonl(DatasetFormat):
+    """A JSON object a line."""
+
+    name = "jsonl"
+    file_names = (("*.jsonl",), ("*.ndjson",), ("*.json",))
+
+    def table(self, log: LogFiles) -> LogTable:
+        return json_table(log)
+
+
+class Parquet(DatasetFormat):
+    """A Parquet file; name its columns."""
+
+    name = "parquet"
+    file_names = (("*.parquet",),)
+    is_text: ClassVar[bool] = False
+
+    def table(self, log: LogFiles) -> LogTable:
+        return parquet_table(log)
+
 
 CSV = Csv()
 TSV = Tsv()
 JSONL = Jsonl()
 PARQUET = Parquet()
 GENERIC = (CSV, TSV, JSONL, PARQUET)
-SPECIAL = (
+PUBLISHED = (
     Gowalla(),
     Tmall(),
     TaFeng(),
@@ -38,12 +84,13 @@ SPECIAL = (
     EchoNest(),
     RecBole(),
     LightGcn(),
+    Sessions(),
     MovieLens(),
 )
 DATASETS: dict[str, DatasetFormat] = {
-    format.name: format for format in (*SPECIAL, *GENERIC)
+    format.name: format for format in (*PUBLISHED, *GENERIC)
 }
-"""All formats by their names; the first one that recognises a file counts."""
+"""All formats by their names."""
 
 
 def open_log(
@@ -52,9 +99,8 @@ def open_log(
     """Read a log, filter it and put it in order.
 
     Args:
-        path: a file, plain or compressed; a pattern or a directory for several; a zip
-            archive.
-        name: one of `DATASETS`; None: guessed from the first lines and the names of the
+        path: a file, plain or compressed; a pattern or a directory for several.
+        name: one of `DATASETS`; None: guessed from the first line and the names of the
             files.
         settings: which of its events, and in which order.
 
@@ -65,25 +111,20 @@ def open_log(
     settings = settings or LogSettings()
     problems = settings.problems()
     if name is not None and name not in DATASETS:
-        near = difflib.get_close_matches(name.lower(), DATASETS, 1)
-        hint = f"did you mean {near[0]}? " if near else ""
         problems.append(
-            f"there is no format {name!r}; {hint}choose one of {', '.join(sorted(DATASETS))}"
+            f"there is no format {name!r}; choose one of {', '.join(sorted(DATASETS))}"
         )
     if problems:
         raise SettingsError(problems)
-    with ExitStack() as on_error:
+    database = Database(settings)
+    try:
         # 1. where it is, and of which format
-        database = Database(settings)
-        on_error.callback(database.close)
-        location = Location(path, database.directory)
-        on_error.callback(location.close)
-        format = guess_format(location, database) if name is None else DATASETS[name]
+        location = Location(path)
+        format = guess_format(location) if name is None else DATASETS[name]
         # 2. its files
-        files = tuple(
-            location.open(name) for name in location.choose(format.file_names)
-        )
-        first_lines = files[0].first_lines(database) if format.is_text else FirstLines()
+        chosen = location.choose(format.file_names)
+        files = tuple(location.open(file) for file in chosen)
+        first_lines = files[0].first_lines() if format.is_text else FirstLines()
         found = LogFiles(database, location, files, first_lines, settings)
         if format.is_text and not first_lines.first:
             raise SourceError(
@@ -92,69 +133,44 @@ def open_log(
         # 3. its columns, and the events
         columns = format.columns(found)
         columns.check_filters(settings)
-        log = Log(format.name, found, columns)
-        on_error.pop_all()
-    return log
+        return Log(format.name, found, columns)
+    except BaseException:
+        database.close()
+        raise
 
 
-def guess_format(location: Location, database: Database) -> DatasetFormat:
-    """The format that the first lines show, or the names of the files where the first
-    lines agree. Logs which.
-    """
-    found = None
-    if location.named:
-        if not _by_name(location.named[:1], (PARQUET,)):
-            first_lines = location.open(location.named[0]).first_lines(database)
-            found = _by_first_lines(location.named, first_lines)
-    else:  # the first format with files that are named, and begin, like its own
-        for format in SPECIAL:
-            if found is None and _by_name(location.names, (format,)):
-                chosen = location.choose(format.file_names)
-                shown = _by_first_lines(
-                    chosen, location.open(chosen[0]).first_lines(database)
-                )
-                found = format if shown is format else None
-    found = found or _by_name(location.named or location.names, GENERIC)
+def guess_format(location: Location) -> DatasetFormat:
+    """A published format whose files are named and begin so, or else a generic one."""
+    names = location.named or location.names
+    found = _by_name(names, GENERIC)
+    if location.named and found is not PARQUET:
+        # whatever it is called, an object or a header shows what it is
+        start = location.open(names[0]).first_lines()
+        cells = start.cells(start.delimiter)
+        if start.first.lstrip().startswith("{"):
+            found = JSONL
+        elif all(first_match(COMMON_NAMES[n], cells) for n in ("user_id", "item_id")):
+            found = _by_name(names, (CSV, TSV)) or (
+                TSV if start.delimiter == "\t" else CSV
+            )
+    for format in PUBLISHED:
+        if files := [name for name in names if _by_name([name], (format,))]:
+            first = location.open(files[0]).first_lines().first
+            if re.match(format.looks, first, re.IGNORECASE):
+                found = format
     if found is None:
         raise SourceError(
             f"{location.path}: its format cannot be guessed; name it: {', '.join(sorted(DATASETS))}"
         )
-    logger.info(
-        "%s is read as %s; name its format if that is wrong", location.path, found.name
-    )
     return found
-
-
-def _by_first_lines(
-    names: Sequence[str], first_lines: FirstLines
-) -> DatasetFormat | None:
-    """The format that the first lines show, alone or together with the names of the
-    files.
-    """
-    if not first_lines.first:
-        return None
-    # 1. lines that only one format has
-    for format in SPECIAL:
-        if format.recognises(first_lines):
-            return format
-    # 2. a header that names a user and an item, whatever the file is called
-    delimiter = first_lines.delimiter
-    if COMMON_NAMES.are_header(first_lines.cells(delimiter)):
-        return _by_name(names, (CSV, TSV)) or (TSV if delimiter == "\t" else CSV)
-    # 3. a name, if the lines are as it says
-    fitting = [format for format in SPECIAL if format.accepts(first_lines)]
-    return _by_name(names, fitting) or (JSONL if first_lines.is_json else None)
 
 
 def _by_name(
     names: Sequence[str], formats: Sequence[DatasetFormat]
 ) -> DatasetFormat | None:
+    """The first format that a file is named like."""
     for format in formats:
-        if any(
-            matches(name, pattern)
-            for group in format.file_names
-            for pattern in group
-            for name in names
-        ):
+        patterns = [pattern for group in format.file_names for pattern in group]
+        if any(matches(name, pattern) for name in names for pattern in patterns):
             return format
     return None

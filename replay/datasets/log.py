@@ -1,9 +1,16 @@
 """A log that was read, filtered and put in order: a stream that can be read again and
 again.
+
+raw       rows of the files in their order, so that a rowid is the number of a row: what
+          the log has of user_id, item_id, time_s, rating, event_type, item_features and
+          user_features, and its problem: why it is not an event, or null
+events    row (its number in `raw`), user_id, item_id, time_s, features: what the filters leave
+stream    the same in the order of the stream: its rowid is the position
 """
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,19 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import SourceError
-from streamer.event import encode_item
+from streamer.event import Features, encode_item
 from streamer.replay.datasets.base import EventColumns
 from streamer.replay.datasets.database import reading
-from streamer.replay.datasets.features import FeatureReader
 from streamer.replay.datasets.files import LogFiles
-from streamer.replay.datasets.rows import read_rows
-from streamer.replay.datasets.stream import make_stream, ordered_sql
+from streamer.replay.datasets.order import ordered_sql
+from streamer.replay.datasets.rows import filtered_sql, read_rows
+from streamer.replay.datasets.tables import decode_features
 from streamer.replay.events import Events, MalformedRows, Record
 
 CHUNK = 65_536
 CATALOGUE_TYPE = "catalogue"
 """The type of catalogue events, by which a topic of both is read."""
-_NO_TEXTS = np.empty(0, object)
+MAX_SHARED = 1_000_000
+"""Up to this number of different features are kept, and shared by the events."""
 
 
 @dataclass(slots=True)
@@ -50,33 +58,50 @@ class Log:
 
     A log without times is shuffled as a whole. The order is the same on any machine and
     with any number of threads. Used by one thread; `close` removes the temporary files.
+    Events share features: treat them as read-only.
     """
 
     def __init__(self, format_name: str, log: LogFiles, columns: EventColumns) -> None:
         self.name = format_name
         self.path = log.location.path
         self.seed = log.settings.seed
-        self.has_time = columns.time is not None
+        self.has_time = columns.has_time
         self._log = log
+        self._columns = columns
         self._database = log.database
+        self._decode = functools.lru_cache(MAX_SHARED)(decode_features)
         self.malformed: MalformedRows = read_rows(log, columns)
-        make_stream(log, columns)
+        with reading(log.where):
+            self._make_stream()
         self._length = int(self._database.value("SELECT count(*) FROM stream"))
-        self._user_ids = self._values("user_id")
-        self._item_ids = self._values("item_id")
-        self._item_features = FeatureReader(
-            columns.item_features,
-            self._values("item_features") if columns.item_features else _NO_TEXTS,
-            columns.features_by_item,
-        )
-        self._user_features = FeatureReader(
-            columns.user_features,
-            self._values("user_features") if columns.user_features else _NO_TEXTS,
-            columns.features_by_user,
-        )
-        self._features_by_item = columns.features_by_item
-        self._titles_by_item = columns.titles_by_item
-        self._passes = 0
+
+    def _make_stream(self) -> None:
+        settings = self._log.settings
+        database = self._database
+        # 1. the filters that look at one event
+        database.rows(f"CREATE TABLE events AS {filtered_sql(self._columns, settings)}")
+        database.rows("DROP TABLE raw")
+        # 2. the users that the seed chooses; a small sample is part of any larger one
+        if (sample := settings.sample_users) is not None:
+            users = database.value("SELECT count(DISTINCT user_id) FROM events")
+            chosen = max(1, round(sample * users)) if sample < 1 else int(sample)
+            database.rows(
+                f"""DELETE FROM events WHERE user_id NOT IN (
+                    SELECT user_id FROM (SELECT DISTINCT user_id FROM events)
+                    ORDER BY md5('{settings.seed}:' || user_id), user_id LIMIT {chosen})"""
+            )
+        # 3. without users and items that have too few events, until none is left
+        dropped = settings.k_core > 1
+        while dropped:
+            dropped = False
+            for column in ("user_id", "item_id"):
+                rare = f"SELECT {column} FROM events GROUP BY {column} HAVING count(*) < {settings.k_core}"
+                deleted = f"DELETE FROM events WHERE {column} IN ({rare})"
+                dropped = bool(database.value(deleted)) or dropped
+        # 4. the order
+        limit = "" if settings.limit is None else f"LIMIT {settings.limit}"
+        ordered = ordered_sql("events", self.seed, self.has_time)
+        database.rows(f"CREATE TABLE stream AS {ordered} {limit}; DROP TABLE events")
 
     def __len__(self) -> int:
         return self._length
@@ -89,27 +114,24 @@ class Log:
 
     def close(self) -> None:
         """Close its files and remove the temporary ones. May be called twice."""
-        self._log.close()
+        self._database.close()
 
     @property
     def files(self) -> list[Path]:
-        """All files that were read, those with features too; of an archive the archive."""
+        """All files that were read, those with features too."""
         return self._log.location.opened
 
     def describe(self) -> dict[str, Any]:
-        """The numbers of users, items, events and malformed rows, and the first and the
-        last time.
-        """
-        times = "min(time_s), max(time_s)" if self.has_time else "NULL, NULL"
-        sql = f"SELECT count(DISTINCT user_id), count(DISTINCT item_id), {times} FROM stream"
-        users, items, first_s, last_s = self._database.rows(sql)[0]
+        """The numbers of users, items, events and malformed rows, and the first time."""
+        first = "min(time_s)" if self.has_time else "NULL"
+        sql = f"SELECT count(DISTINCT user_id), count(DISTINCT item_id), {first} FROM stream"
+        users, items, first_s = self._database.rows(sql)[0]
         return {
             "name": self.name,
             "users": users,
             "items": items,
             "events": len(self),
             "first_s": first_s,
-            "last_s": last_s,
             "malformed": self.malformed.total,
         }
 
@@ -122,33 +144,39 @@ class Log:
         Another pass has a seed of its own, by which events of equal time have another
         order.
         """
-        seed = self.seed if pass_seed is None else pass_seed
         table = "stream"
-        if seed != self.seed:
-            self._passes += 1
-            table = f"pass_{self._passes}"
+        if pass_seed is not None and pass_seed != self.seed:
+            table = f"pass_{pass_seed}"
+            ordered = ordered_sql("stream", pass_seed, self.has_time)
             with reading(self.path):
-                self._database.rows(
-                    f"CREATE TABLE {table} AS {ordered_sql('stream', seed, self.has_time)}"
-                )
-        try:
-            for begin in range(start, len(self), chunk):
-                sql = f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {begin + chunk}"
-                with reading(self.path):
-                    columns = self._database.arrays(sql)
-                users: list[str] = self._user_ids[columns["user_id"]].tolist()
-                items: list[str] = self._item_ids[columns["item_id"]].tolist()
-                times_s = columns["time_s"].tolist() if self.has_time else None
-                user_features = self._user_features.read(
-                    users, columns.get("user_features")
-                )
-                item_features = self._item_features.read(
-                    items, columns.get("item_features")
-                )
-                yield Events(users, items, times_s, user_features, item_features)
-        finally:
-            if table != "stream":
-                self._database.rows(f"DROP TABLE {table}")
+                self._database.rows(f"CREATE OR REPLACE TABLE {table} AS {ordered}")
+        for begin in range(start, len(self), chunk):
+            sql = f"SELECT * FROM {table} WHERE rowid >= {begin} AND rowid < {begin + chunk}"
+            with reading(self.path):
+                columns = self._database.arrays(sql)
+            users: list[str] = columns["user_id"].tolist()
+            items: list[str] = columns["item_id"].tolist()
+            beside = self._columns.users.features
+            of_users = self._features(users, columns.get("user_features"), beside)
+            beside = self._columns.items.features
+            of_items = self._features(items, columns.get("item_features"), beside)
+            times_s = columns["time_s"].tolist() if self.has_time else None
+            yield Events(users, items, times_s, of_users, of_items)
+
+    def _features(
+        self, ids: list[str], own: Any, beside: Any
+    ) -> list[Features | None] | None:
+        """The features of some events, those of the log and those beside it; None if
+        none of them has any.
+        """
+        if own is None and not beside:
+            return None
+        found: list[Features | None] = [beside.get(id_) for id_ in ids]
+        if own is not None:
+            texts = map(self._decode, own.tolist())
+            pairs = zip(found, texts, strict=True)
+            found = [a | b if a and b else a or b for a, b in pairs]
+        return found if any(found) else None
 
     def catalogue(self) -> list[Record]:
         """Catalogue events of the items that a file beside the log describes, at the
@@ -157,62 +185,38 @@ class Log:
         Raises:
             SourceError: there is no such file.
         """
-        features = self._features_by_item
-        titles = self._titles_by_item()
+        features = self._columns.items.features
+        titles = self._columns.items.titles
         if not features and not titles:
             raise SourceError(
                 f"{self.path}: no file beside it describes its items, so that there is no catalogue"
             )
         time_s = self.describe()["first_s"]
         time_ms = round(1000 * (time.time() if time_s is None else time_s))
-        return [
-            (
-                item.encode(),
-                encode_item(
-                    item,
-                    time_s,
-                    item_features=features.get(item),
-                    title=titles.get(item),
-                    event_type=CATALOGUE_TYPE,
-                ),
-                time_ms,
+        records: list[Record] = []
+        for item in dict.fromkeys([*features, *titles]):
+            value = encode_item(
+                item,
+                time_s,
+                item_features=features.get(item),
+                title=titles.get(item),
+                event_type=CATALOGUE_TYPE,
             )
-            for item in dict.fromkeys([*features, *titles])
-        ]
+            records.append((item.encode(), value, time_ms))
+        return records
 
     def interactions(self) -> Interactions:
         """All events as arrays, without features."""
         with reading(self.path):
-            arrays = self._database.arrays(
-                "SELECT user_id, item_id FROM stream ORDER BY rowid"
-            )
-        users, user_ids = _by_first_event(
-            arrays["user_id"].astype(np.int64), self._user_ids
-        )
-        items, item_ids = _by_first_event(
-            arrays["item_id"].astype(np.int64), self._item_ids
-        )
+            users, user_ids = self._codes("user_id")
+            items, item_ids = self._codes("item_id")
         return Interactions(users, items, user_ids, item_ids)
 
-    def _values(self, column: str) -> NDArray[Any]:
-        """All values of a column by their codes."""
-        return np.ma.getdata(
-            self._database.arrays(f"SELECT value FROM codes_{column} ORDER BY code")[
-                "value"
-            ]
+    def _codes(self, column: str) -> tuple[NDArray[np.int64], list[str]]:
+        """The code of each event's id, and the ids by their codes."""
+        by_first = f"SELECT {column}, row_number() OVER (ORDER BY min(rowid)) - 1 AS code FROM stream GROUP BY {column}"
+        ids = self._database.arrays(f"SELECT {column} FROM ({by_first}) ORDER BY code")
+        codes = self._database.arrays(
+            f"SELECT code FROM stream JOIN ({by_first}) USING ({column}) ORDER BY stream.rowid"
         )
-
-
-def _by_first_event(
-    codes: NDArray[np.int64], ids: NDArray[Any]
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Codes that count ids in the order of their first event, and the ids in that
-    order.
-    """
-    first = np.full(len(ids), len(codes))
-    # of equal codes the last assignment counts: the first position
-    first[codes[::-1]] = np.arange(len(codes))[::-1]
-    order = np.argsort(first, kind="stable")[: np.count_nonzero(first < len(codes))]
-    new_codes = np.empty(len(ids), np.int64)
-    new_codes[order] = np.arange(len(order))
-    return new_codes[codes], ids[order].tolist()
+        return codes["code"].astype(np.int64), ids[column].tolist()

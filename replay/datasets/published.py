@@ -1,31 +1,27 @@
-"""Published logs of delimited text, as they can be downloaded: each has its own
-columns, times and first lines.
+"""Published logs, as they can be downloaded: each has its own columns, times and first
+lines.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import ClassVar
 
-from streamer.replay.datasets.base import (
-    COMMON_NAMES,
-    ISO_TIME,
-    ColumnNames,
-    EventColumns,
-    TimeFormat,
-    find_columns,
+from streamer.replay.datasets.base import ISO_TIME, DatasetFormat
+from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
+from streamer.replay.datasets.tables import (
+    LogTable,
+    adjacency_table,
+    delimited_table,
+    json_table,
+    sessions_table,
 )
-from streamer.replay.datasets.delimited import DelimitedFormat, DelimitedTable
-from streamer.replay.datasets.files import LogFiles
-from streamer.replay.datasets.first_lines import FirstLines
-from streamer.replay.datasets.jsonl import jsonl_columns
-
-NUMBER = r"\d+(\.\d+)?"
+from streamer.replay.settings import FIELDS
 
 
-class Gowalla(DelimitedFormat):
+class Gowalla(DatasetFormat):
     """Gowalla check-ins (SNAP): loc-gowalla_totalCheckins.txt.
 
     User, time, latitude, longitude, location; tab-separated, no header:
@@ -38,18 +34,18 @@ class Gowalla(DelimitedFormat):
 
     name = "gowalla"
     file_names = (("loc-gowalla_totalcheckins*.txt",),)
+    looks = r"\d+\t\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\t"
     delimiter = "\t"
     order = ("user_id", "timestamp", "latitude", "longitude", "location_id")
-    names = ColumnNames(
-        ("user_id", "user"), ("location_id", "item_id"), ("timestamp", "time")
-    )
-    time_format = ISO_TIME
+    names: ClassVar = {
+        "user_id": ("user_id",),
+        "item_id": ("location_id",),
+        "timestamp": ("timestamp",),
+    }
+    time = ISO_TIME
 
-    own_cells: ClassVar = {1: r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"}
-    cells = own_cells
 
-
-class Tmall(DelimitedFormat):
+class Tmall(DatasetFormat):
     """Tmall's user log (IJCAI-15): user_log_format1.csv; types click, cart, purchase,
     favourite.
 
@@ -62,41 +58,29 @@ class Tmall(DelimitedFormat):
 
     name = "tmall"
     file_names = (("*user_log_format*.csv",),)
+    looks = r"user_id,item_id,.*time_stamp,action_type|(\d*,){5}\d{3,4},\d$"
     delimiter = ","
     order = (
-        "user_id",
-        "item_id",
-        "cat_id",
-        "seller_id",
-        "brand_id",
-        "time_stamp",
-        "action_type",
+        *("user_id", "item_id", "cat_id", "seller_id", "brand_id"),
+        *("time_stamp", "action_type"),
     )
-    names = ColumnNames(
-        ("user_id",),
-        ("item_id",),
-        ("time_stamp",),
-        event_type=("action_type",),
-        item_features=("cat_id", "seller_id", "merchant_id", "brand_id"),
+    features: ClassVar = {"item": ("cat_id", "seller_id", "merchant_id", "brand_id")}
+    time = (
+        "CASE WHEN length(time_text) BETWEEN 3 AND 4 THEN"
+        " epoch(try_strptime('2014' || lpad(time_text, 4, '0'), '%Y%m%d')) END"
     )
-    time_format = TimeFormat(
-        "epoch(try_strptime('2014' || lpad(time_text, 4, '0'), '%Y%m%d'))",
-        "CASE WHEN length(time_text) BETWEEN 3 AND 4 THEN time_parsed END",
-    )
-
-    headers = (
-        ("user_id", "time_stamp", "action_type", "seller_id"),
-        ("user_id", "time_stamp", "action_type", "merchant_id"),
-    )
-    cells: ClassVar = {5: r"\d{3,4}"}
-
-    def columns(self, log: LogFiles) -> EventColumns:
-        names = {"click": "0", "cart": "1", "purchase": "2", "favourite": "3"}
-        names |= {"add_to_cart": "1", "buy": "2", "favorite": "3"}
-        return replace(super().columns(log), event_type_names=names)
+    event_types: ClassVar = {
+        "click": "0",
+        "cart": "1",
+        "purchase": "2",
+        "favourite": "3",
+        "add_to_cart": "1",
+        "buy": "2",
+        "favorite": "3",
+    }
 
 
-class TaFeng(DelimitedFormat):
+class TaFeng(DatasetFormat):
     """Ta-Feng groceries: ta_feng_all_months_merged.csv, or a directory with D11, D12,
     D01, D02.
 
@@ -113,36 +97,29 @@ class TaFeng(DelimitedFormat):
 
     name = "ta-feng"
     file_names = (("ta_feng_all_months_merged.csv",), ("D11", "D12", "D01", "D02"))
+    looks = r'"?TRANSACTION_DT|"?\d+[-/]\d+[-/]\d+|(.*;){8}'
+    quotes = True
+    fixed = True  # a header may be in Chinese
     order = (
-        "TRANSACTION_DT", "CUSTOMER_ID", "AGE_GROUP", "PIN_CODE", "PRODUCT_SUBCLASS", "PRODUCT_ID",
-        "AMOUNT", "ASSET", "SALES_PRICE",
-    )  # fmt: skip
-    names = ColumnNames(
-        ("CUSTOMER_ID",),
-        ("PRODUCT_ID",),
-        ("TRANSACTION_DT",),
-        item_features=("PRODUCT_SUBCLASS",),
-        user_features=("AGE_GROUP", "PIN_CODE"),
+        *("TRANSACTION_DT", "CUSTOMER_ID", "AGE_GROUP", "PIN_CODE"),
+        *("PRODUCT_SUBCLASS", "PRODUCT_ID", "AMOUNT", "ASSET", "SALES_PRICE"),
     )
-    time_format = TimeFormat(
-        "epoch(try_strptime(time_text, ['%m/%d/%Y', '%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y/%m/%d']))",
-        "time_parsed",
-    )
-    headers = (("TRANSACTION_DT", "CUSTOMER_ID", "PRODUCT_ID"),)
-    cells: ClassVar = {0: r"(\d{1,2}/\d{1,2}/\d{4}|\d{4}[-/]\d{1,2}[-/]\d{1,2}).*"}
+    names: ClassVar = {
+        "user_id": ("CUSTOMER_ID",),
+        "item_id": ("PRODUCT_ID",),
+        "timestamp": ("TRANSACTION_DT",),
+    }
+    features: ClassVar = {
+        "item": ("PRODUCT_SUBCLASS",),
+        "user": ("AGE_GROUP", "PIN_CODE"),
+    }
+    time = "epoch(try_strptime(time_text, ['%m/%d/%Y', '%Y-%m-%d %H:%M:%S', '%Y-%m-%d', '%Y/%m/%d']))"
 
-    def columns(self, log: LogFiles) -> EventColumns:
-        # The names in the header do not count: it may be in Chinese.
-        table = self.table(log.with_settings(header=False))
-        header = log.settings.header
-        if header is None:
-            header = not log.first_lines.cells(table.delimiter)[0][:1].isdecimal()
-        return find_columns(
-            log, replace(table, header=header), self.names, self.time_format
-        )
+    def is_header(self, cells: Sequence[str], asked: Mapping[str, str]) -> bool:
+        return not cells[0][:1].isdecimal()
 
 
-class Amazon(DelimitedFormat):
+class Amazon(DatasetFormat):
     """Amazon ratings: ratings_Books.csv and the like; ratings above the user's average,
     unless there is a threshold.
 
@@ -156,54 +133,30 @@ class Amazon(DelimitedFormat):
 
     name = "amazon"
     file_names = (("ratings_*.csv",),)
+    looks = r"\w+,\w+,[0-5](\.\d+)?,\d+$|.*asin,rating"
     delimiter = ","
     order = ("user_id", "item_id", "rating", "timestamp")
-    names = ColumnNames(
-        ("user_id", "user", "reviewerID"),
-        ("parent_asin", "asin", "item_id", "item"),
-        ("timestamp", "unixReviewTime", "time"),
-        ("rating", "overall"),
-        required=("user_id", "item_id", "rating"),
-    )
-    headers = (("asin", "rating"), ("parent_asin", "rating"))
-    cells: ClassVar = {2: r"[0-5](\.\d+)?", 3: NUMBER}
+    names: ClassVar = {
+        "user_id": ("user_id", "user", "reviewerID"),
+        "item_id": ("parent_asin", "asin", "item_id", "item"),
+        "timestamp": ("timestamp", "unixReviewTime", "time"),
+        "rating": ("rating", "overall"),
+    }
+    above_average = True
 
-    def columns(self, log: LogFiles) -> EventColumns:
-        read = super().columns
-        if log.first_lines.is_json:
-            read = partial(jsonl_columns, names=self.names)
-        return replace(read(log), above_average=True)
-
-    def table(self, log: LogFiles) -> DelimitedTable:
+    def table(self, log: LogFiles) -> LogTable:
+        first = log.first_lines.first
+        if first.startswith("{"):
+            return json_table(log)
         table = super().table(log)
-        if not table.header and _products(log.first_lines, 0) > _products(
-            log.first_lines, 1
-        ):
+        # an item is a product of Amazon, or a book by its ISBN
+        if not table.header and re.match(r"(B[0-9A-Z]{9}|[0-9]{9}[0-9X]),", first):
             user, item, *others = table.names
             return replace(table, names=(item, user, *others))
         return table
 
-    def recognises(self, start: FirstLines) -> bool:
-        cells = start.cells(start.delimiter)
-        if COMMON_NAMES.are_header(cells) and not super().recognises(start):
-            return False
-        rows = start.rows(",")
-        products = max(_products(start, column) for column in (0, 1))
-        return all(len(row) == 4 for row in rows[:5]) and 2 * products > len(rows)
 
-
-def _products(start: FirstLines, column: int) -> int:
-    """The number of lines with the id of a product in a column; that of a book is its
-    ISBN.
-    """
-    product = re.compile(r"B[0-9A-Z]{9}|[0-9]{9}[0-9X]")
-    return sum(
-        len(row) > column and bool(product.fullmatch(row[column]))
-        for row in start.rows(",")
-    )
-
-
-class EchoNest(DelimitedFormat):
+class EchoNest(DatasetFormat):
     """Echo Nest taste profiles: train_triplets.txt; a threshold of the rating counts
     plays.
 
@@ -216,10 +169,164 @@ class EchoNest(DelimitedFormat):
 
     name = "echonest"
     file_names = (("train_triplets*.txt",),)
+    looks = r"\w+\tSO[0-9A-Z]{16}\t\d+"
     delimiter = "\t"
     order = ("user_id", "song_id", "play_count")
-    names = ColumnNames(
-        ("user_id", "user"), ("song_id", "song"), rating=("play_count", "plays")
-    )
-    own_cells: ClassVar = {1: r"SO[0-9A-Z]{16}"}
-    cells: ClassVar = {2: NUMBER}
+    names: ClassVar = {
+        "user_id": ("user_id",),
+        "item_id": ("song_id",),
+        "rating": ("play_count",),
+    }
+
+
+class LightGcn(DatasetFormat):
+    """Adjacency lists: a user and its items a line (train.txt, test.txt).
+
+    No header, no time:
+
+        0 1 2 3
+    """
+
+    name = "lightgcn"
+    file_names = (("train.txt", "test.txt"),)
+    looks = r"\w+( +\w+)* *$"
+
+    def table(self, log: LogFiles) -> LogTable:
+        return adjacency_table(log)
+
+
+class Sessions(DatasetFormat):
+    """Sessions: the items of a session a line, in their order; events are a second
+    apart.
+
+        12 7 7 31
+    """
+
+    name = "sessions"
+    file_names = (("*.sessions",),)
+    looks = r"\S+( +\S+)* *$"
+
+    def table(self, log: LogFiles) -> LogTable:
+        return sessions_table(log)
+
+
+class RecBole(DatasetFormat):
+    """RecBole's .inter, with features from .item and .user beside it.
+
+    Tab-separated, with a header of names and types:
+
+        user_id:token   item_id:token   rating:float    timestamp:float          x.inter
+        item_id:token   price:float     class:token_seq                          x.item, beside it
+        user_id:token   age:token                                                x.user
+
+    Tokens of the `.inter` that are no part of an event are features of the item; all
+    columns of `.item` and `.user` are features, but for names and titles.
+    """
+
+    name = "recbole"
+    file_names = (("*.inter",),)
+    looks = r"\w+:(token|float)"
+    delimiter = "\t"
+
+    def is_header(self, cells: Sequence[str], asked: Mapping[str, str]) -> bool:
+        return True
+
+    def table(self, log: LogFiles) -> LogTable:
+        table = super().table(log)
+        names = tuple(name.partition(":")[0] for name in table.names)
+        numbers = tuple(
+            n.partition(":")[0] for n in table.names if n.endswith(":float")
+        )
+        return replace(table, names=names, numbers=numbers)
+
+    def files_beside(self, log: LogFiles, side: str) -> Sequence[str]:
+        return (f"{bare_name(log.files[0].name).removesuffix('.inter')}.{side}",)
+
+    def table_beside(self, log: LogFiles, name: str, file: LogFile) -> LogTable:
+        return self.table(replace(log, files=(file,), first_lines=file.first_lines()))
+
+    def usual_features(
+        self, log: LogFiles, side: str, table: LogTable, file: LogFile
+    ) -> Sequence[str]:
+        if file is log.files[0]:
+            return self._tokens(log) if side == "item" else ()
+        # all but the id, and texts that differ in more than half of the lines
+        names = [name for name in table.names if name != f"{side}_id"]
+        cells = ", ".join(f"count(DISTINCT {table.cell(name)})" for name in names)
+        sql = f"SELECT {cells}, count(*) FROM {table.scan(file)}"
+        *distinct, rows = log.database.rows(sql)[0]
+        most = max(10, rows // 2)
+        return [
+            name
+            for name, count in zip(names, distinct, strict=True)
+            if count <= most or name in table.numbers
+        ]
+
+    def _tokens(self, log: LogFiles) -> list[str]:
+        """Tokens that are no part of an event."""
+        parts = {self.names[part][0] for part in FIELDS}
+        parts.update(self.names["timestamp"], self.names["rating"])
+        parts.update(name.lower() for name in log.settings.columns.values())
+        typed = (cell.partition(":") for cell in log.first_lines.cells("\t"))
+        return [n for n, _, kind in typed if kind == "token" and n.lower() not in parts]
+
+
+_GENRES = (
+    *("unknown", "Action", "Adventure", "Animation", "Children's", "Comedy", "Crime"),
+    *("Documentary", "Drama", "Fantasy", "Film-Noir", "Horror", "Musical", "Mystery"),
+    *("Romance", "Sci-Fi", "Thriller", "War", "Western"),
+)
+
+
+class MovieLens(DatasetFormat):
+    """MovieLens: u.data, ratings.dat or ratings.csv; genres and people from the files
+    beside it.
+
+        196     242     3       881250949                  u.data (100k), tab-separated
+        196::242::3::881250949                             ratings.dat (1m, 10m)
+        userId,movieId,rating,timestamp                    ratings.csv (20m and later), with a header
+
+    u.item has a column for each genre, 1 if the movie has it: they become one feature
+    `genres`, `Animation|Comedy`, as in the other files.
+    """
+
+    name = "movielens"
+    file_names = (("ratings.csv",), ("ratings.dat",), ("u.data",))
+    looks = r"\d+(::|\t|,)\d+\1(10|\d)(\.\d+)?\1\d+$|userId,movieId"
+    order = ("userId", "movieId", "rating", "timestamp")
+    features: ClassVar = {
+        "item": ("genres",),
+        "user": ("gender", "age", "occupation"),
+    }
+    beside: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        "movies.csv": ("movieId", "title", "genres"),
+        "movies.dat": ("movieId", "title", "genres"),
+        "u.item": ("movieId", "title", "released", "video_released", "url", *_GENRES),
+        "users.dat": ("userId", "gender", "age", "occupation", "zip"),
+        "u.user": ("userId", "age", "gender", "occupation", "zip"),
+    }
+    """Columns of the files beside it."""
+
+    def files_beside(self, log: LogFiles, side: str) -> Sequence[str]:
+        key = {"item": "movieId", "user": "userId"}[side]
+        return [name for name, columns in self.beside.items() if columns[0] == key]
+
+    def table_beside(self, log: LogFiles, name: str, file: LogFile) -> LogTable:
+        start = file.first_lines()
+        is_csv = name.endswith(".csv")
+        delimiter = {".csv": ",", ".dat": "::"}.get(name[-4:], "|")
+        names = self.beside[name]
+        table = delimited_table(names, delimiter, start, header=is_csv, quotes=is_csv)
+        if name != "u.item":
+            return table
+        flags = []
+        for number, genre in enumerate(names):
+            if genre in _GENRES:
+                escaped = genre.replace("'", "''")
+                flags.append(f"CASE WHEN c{number} = '1' THEN '{escaped}' END")
+        genres = f"concat_ws('|', {', '.join(flags)}) AS c2"
+        return replace(
+            table,
+            names=("movieId", "title", "genres"),
+            scan=lambda file: f"(SELECT c0, c1, {genres} FROM {table.scan(file)})",
+        )

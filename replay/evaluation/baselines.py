@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from streamer.evaluation.baselines import (
 )
 from streamer.evaluation.tally import Doubles
 from streamer.model.rows.pair_counts import PairCounts
+from streamer.replay.evaluation.neighbours import SessionNeighbours
 
 
 class CoVisitation(Counting):
@@ -41,6 +42,25 @@ class CoVisitation(Counting):
         return np.ones(shape), by_rank.copy()
 
 
+class SequentialRules(CoVisitation):
+    """Recommends what came after the user's last item, by 1 / steps between (Ludewig
+    and Jannach, UMUAI 2018).
+    """
+
+    directed = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = "sequential-rules"
+
+    def weights(self, stretch: Stretch) -> tuple[Doubles, Doubles]:
+        """[n, 10] 1 / steps for learning; only the last item for ranking."""
+        _, by_steps = super().weights(stretch)
+        last_only = np.zeros(by_steps.shape)
+        last_only[:, 0] = 1.0
+        return by_steps, last_only
+
+
 BASELINES: dict[str, Callable[[], Baseline]] = {
     "most-popular": MostPopular,
     "recently-popular": lambda: MostPopular(window=LAST_EVENTS),
@@ -48,13 +68,6 @@ BASELINES: dict[str, Callable[[], Baseline]] = {
     "co-visitation": CoVisitation,
     "counting": Counting,
     "counting-no-time": lambda: Counting(timed=False),
+    "sequential-rules": SequentialRules,
+    "session-neighbours": SessionNeighbours,
 }
-
-
-def unknown_baselines(names: Sequence[str]) -> list[str]:
-    """A problem for each name that no baseline has."""
-    return [
-        f"there is no baseline {name!r}: choose among {', '.join(BASELINES)}"
-        for name in names
-        if name not in BASELINES
-    ]

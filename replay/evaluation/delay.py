@@ -1,15 +1,14 @@
-"""Feedback that comes late: an event is trained only after further events, or seconds
-of the stream, have been ranked.
+"""Feedback that comes late: an event is trained only after further seconds of the
+stream have been ranked.
 
-What users did last is known at once, as it is to whoever serves them; only learning
-waits.
+What users did last is known at once, as it is to whoever serves them, and described
+as a server describes it; only learning waits.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections import defaultdict, deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -17,62 +16,46 @@ from streamer.evaluation.baselines import RECENT, Stretch
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned, Learner
 from streamer.model.batch import Batch, Recent, Rows
-from streamer.model.rows.recent_items import RecentItems
+from streamer.model.ranking.uncounted import UserEvents
+from streamer.model.rows.recent_items import RecentItems, UserHistory
 from streamer.model.settings import LearnerSettings
 
-
-class FeedbackDue(NamedTuple):
-    """How many events of the stream may be learned from, as a batch comes.
-
-    Args:
-        before: [B] when each of its events is ranked; ascends.
-        after: when all are.
-    """
-
-    before: Rows
-    after: int
+_Waiting = tuple[Rows, Rows, UserHistory]
+"""Item, time and history of an event, [1] each."""
 
 
 class Delay:
     """Says which events are due.
 
     Args:
-        events: this many further events come first.
         seconds: this many further seconds of the stream pass first, by its events'
-            times. With both, both must.
+            times.
 
     Examples:
-        >>> Delay(events=2).due([0.0, 0.0, 0.0, 0.0])
-        FeedbackDue(before=array([0, 0, 0, 1]), after=2)
-        >>> Delay(seconds=10).due([100.0, 105.0, 110.0, 120.0])
-        FeedbackDue(before=array([0, 0, 1, 3]), after=3)
+        >>> Delay(10).due([100.0, 105.0, 110.0, 120.0])
+        array([0, 0, 1, 3])
     """
 
-    def __init__(self, events: int = 0, seconds: float = 0.0) -> None:
-        self.events = events
+    def __init__(self, seconds: float = 0.0) -> None:
         self.seconds = seconds
-        self._came = 0
         self._learned = 0
         self._latest = -np.inf
         # of events that are not due; the latest so far where times go back
         self._times = np.empty(0)
 
     def __bool__(self) -> bool:
-        return bool(self.events or self.seconds)
+        return bool(self.seconds)
 
-    def due(self, times_s: Sequence[float]) -> FeedbackDue:
-        """Take events in; returns how many are due before each of them and after all."""
-        now = np.maximum.accumulate(np.concatenate([[self._latest], times_s]))[1:]
+    def due(self, times_s: Sequence[float]) -> Rows:
+        """Take events in; returns how many of the stream are due as each of them comes."""
+        now = np.maximum.accumulate([self._latest, *times_s])[1:]
         self._times = np.concatenate([self._times, now])
-        came = self._came + np.arange(len(now) + 1)
-        limits = [*(now - self.seconds), now[-1] - self.seconds]
-        old = self._learned + np.searchsorted(self._times, limits, "right")
-        due = np.minimum(np.maximum(came - self.events, 0), np.minimum(old, came))
-        self._times = self._times[due[-1] - self._learned :]
-        self._came = int(came[-1])
+        old = np.searchsorted(self._times, now - self.seconds, "right")
+        due: Rows = self._learned + old
+        self._times = self._times[old[-1] :]
         self._learned = int(due[-1])
         self._latest = float(now[-1])
-        return FeedbackDue(due[:-1], int(due[-1]))
+        return due
 
 
 class DelayedLearner(Learner):
@@ -89,10 +72,11 @@ class DelayedLearner(Learner):
     def __init__(self, settings: LearnerSettings, delay: Delay) -> None:
         super().__init__(settings)
         self.delay = delay
-        self.due: FeedbackDue | None = None
-        """Of the latest batch; None without a delay."""
+        self.due: Rows | None = None
+        """[B] of the latest batch, see `Delay.due`; None without a delay."""
         self._held: deque[tuple[MicroBatch, bool]] = deque()
         self._released = 0
+        self._waiting: dict[str, deque[_Waiting]] = defaultdict(deque)
         self._live = RecentItems(self.state.recent.length, self.state.retired)
         self.eviction.on_reuse.append(self._forget_live)
 
@@ -109,28 +93,56 @@ class DelayedLearner(Learner):
             return super().learn_batch(batch, evaluator, counted)
         # 1.
         self.due = self.delay.due(batch.timestamps_s)
-        times_s = self.state.event_times(batch.timestamps_s, len(batch))
-        users = self.state.rows_of("users", batch.users)
-        items = self.state.rows_of("items", batch.items)
-        history = self._live.observe(users, items, times_s)
-        if evaluator is not None:
-            rows = Batch(users, items, self.candidates.recent_items(history), times_s)
-            chosen = evaluator.choose(len(batch))
-            candidates = None
-            if self.settings.rerank:
-                candidates = self.candidates.generate(
-                    rows.only(chosen), history.only(chosen)
-                )
-            evaluator(rows, chosen, candidates)
+        self._rank(batch, evaluator)
         # 2.
         self._held.append((batch, counted))
         # 3.
         learned = Learned.nothing()
-        while self._held and self._released + len(self._held[0][0]) <= self.due.after:
-            held, counts = self._held.popleft()
+        while self._held:
+            held, counts = self._held[0]
+            if self._released + len(held) > self.due[-1]:
+                break
+            self._held.popleft()
             self._released += len(held)
+            for user in held.users:
+                self._waiting[user].popleft()
             learned = super().learn_batch(held, counted=counts)
         return learned
+
+    def _rank(self, batch: MicroBatch, evaluator: Evaluator | None) -> None:
+        """Rank a batch by what its users had last and by what is learned so far."""
+        times_s = self.state.event_times(batch.timestamps_s, len(batch))
+        users = self.state.rows_of("users", batch.users)
+        items = self.state.rows_of("items", batch.items)
+        history = self._live.observe(users, items, times_s)
+        uncounted = self._wait(batch.users, items, times_s, history)
+        if evaluator is None:
+            return
+        rows = Batch(users, items, self.candidates.recent_items(history), times_s)
+        chosen = evaluator.choose(len(batch))
+        candidates = None
+        if self.settings.rerank:
+            candidates = self.candidates.generate(
+                rows.only(chosen),
+                history.only(chosen),
+                uncounted=[uncounted[n] for n in chosen.tolist()],
+            )
+        evaluator(rows, chosen, candidates)
+
+    def _wait(
+        self, users: Sequence[str], items: Rows, times_s: Rows, history: UserHistory
+    ) -> list[UserEvents]:
+        """Add events to those that wait to be learned; returns what of each one's user
+        waited before.
+        """
+        found = []
+        nothing = UserEvents.none(self.state.recent.length)
+        for n, user in enumerate(users):
+            waiting = self._waiting[user]
+            found.append(_joined(waiting) if waiting else nothing)
+            at = np.array([n])
+            waiting.append((items[at], times_s[at], history.only(at)))
+        return found
 
     def _forget_live(self, kind: str, rows: Rows) -> None:
         if kind == "users":
@@ -139,26 +151,43 @@ class DelayedLearner(Learner):
             self._live.sweep(np.arange(self._live.size))
 
 
+def _joined(waiting: Iterable[_Waiting]) -> UserEvents:
+    """Events of a user as one."""
+    items, times_s, histories = zip(*waiting, strict=True)
+    return UserEvents(
+        np.concatenate(items),
+        np.concatenate(times_s).astype(np.int32),
+        UserHistory(*map(np.concatenate, zip(*histories, strict=True))),
+    )
+
+
 class PendingEvents:
     """Events that were ranked and that the baselines have not learned from yet."""
 
     def __init__(self) -> None:
         self._learned = 0
-        self._items = np.empty(0, np.int64)
+        self._users: Rows = np.empty(0, np.int64)
+        self._items: Rows = np.empty(0, np.int64)
         self._recent: Recent = np.empty((0, RECENT), np.int32)
         self._ages_s = np.empty((0, RECENT))
 
-    def delayed(self, batch: Stretch, due: FeedbackDue) -> Stretch:
+    def delayed(self, batch: Stretch, due: Rows) -> Stretch:
         """What waits and a batch, as one stretch; what is due at its end waits no more."""
         waiting = len(self._items)
-        items = np.concatenate([self._items, batch.items])
-        recent = np.concatenate([self._recent, batch.recent])
-        ages_s = np.concatenate([self._ages_s, batch.ages_s])
-        due_before = due.before[batch.ranked] - self._learned
-        end = due.after - self._learned
-        self._items = items[end:]
-        self._recent = recent[end:]
-        self._ages_s = ages_s[end:]
-        self._learned = due.after
-        ranked = batch.ranked + waiting
-        return Stretch(items, recent, ages_s, ranked, due_before, end, batch.seen)
+        end = int(due[-1]) - self._learned
+        found = Stretch(
+            np.concatenate([self._users, batch.users]),
+            np.concatenate([self._items, batch.items]),
+            np.concatenate([self._recent, batch.recent]),
+            np.concatenate([self._ages_s, batch.ages_s]),
+            batch.ranked + waiting,
+            due[batch.ranked] - self._learned,
+            end,
+            batch.seen,
+        )
+        self._users = found.users[end:]
+        self._items = found.items[end:]
+        self._recent = found.recent[end:]
+        self._ages_s = found.ages_s[end:]
+        self._learned += end
+        return found

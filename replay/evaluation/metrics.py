@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from streamer.model.batch import Rows
-from streamer.replay.evaluation.record import Measure
-from streamer.replay.evaluation.split import ItemsByUser, Split
+from streamer.replay.evaluation.results import Measure
+from streamer.replay.evaluation.split import Split
 
 BLOCK_CELLS = 1 << 22
 """Scores that are in memory at a time."""
@@ -52,11 +52,9 @@ def ndcg(
     """
     ideal: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
     hits = hits[:, :k]  # fewer than k if there are fewer items
-    return (
-        hits
-        @ (_discounts(k) if discounts is None else discounts)[: hits.shape[1]]
-        / ideal
-    )
+    if discounts is None:
+        discounts = _discounts(k)
+    return hits @ discounts[: hits.shape[1]] / ideal
 
 
 def authors_ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
@@ -83,54 +81,48 @@ def evaluate(
     queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]
 ) -> list[Measure]:
     """Every metric at every k of `ks`, over all items but those that the user trained;
-    vectors as for `top_items`.
+    vectors as for `hits_of`.
     """
     relevant = split.test.counts
     users = np.flatnonzero(relevant)
-    best = top_items(queries, items, users, max(ks), split.train)
-    hits = split.test.contain(users, best)
-    return [
-        Measure(
-            name,
-            k,
-            "all",
-            float(metric(hits, relevant[users], k).mean()) if len(users) else 0.0,
-        )
-        for k in ks
-        for name, metric in METRICS.items()
-    ]
+    hits = hits_of(queries, items, users, max(ks), split)
+    found = []
+    for k in ks:
+        for name, metric in METRICS.items():
+            figures = metric(hits, relevant[users], k)
+            value = float(figures.mean()) if len(users) else 0.0
+            found.append(Measure(name, k, "all", value))
+    return found
 
 
 @torch.no_grad()
-def top_items(
+def hits_of(
     queries: Tensor,
     items: Tensor,
     users: Rows,
     count: int,
-    left_out: ItemsByUser,
+    split: Split,
     block_cells: int = BLOCK_CELLS,
-) -> NDArray[np.int64]:
-    """The best items of some users, [len(users), min(count, N)], best first; -1 where
-    fewer are left.
+) -> Hits:
+    """Whether each of the best items of some users is a test item,
+    [len(users), min(count, N)]; items that a user trained are left out.
 
     Args:
         queries: [U, d] vectors of all users.
         items: [N, d] vectors of all items.
-        left_out: items that a user must not get.
         block_cells: scores that are in memory at a time; at least one row of them.
     """
     count = min(count, len(items))
-    found = np.empty((len(users), count), np.int64)
+    found = np.zeros((len(users), count), np.bool_)
     rows = max(1, block_cells // max(len(items), 1))
     for start in range(0, len(users), rows):
         part = users[start : start + rows]
-        scores = queries[torch.from_numpy(part).to(queries.device)] @ items.T  # [R, N]
-        place, item = left_out.pairs(part)
-        scores.view(-1)[
-            torch.from_numpy(place * len(items) + item).to(scores.device)
-        ] = -torch.inf
+        asked = queries[torch.from_numpy(part).to(queries.device)]
+        scores = asked @ items.T  # [R, N]
+        scores[split.train.pairs(part)] = -torch.inf
+        tested = torch.zeros_like(scores, dtype=torch.bool)
+        tested[split.test.pairs(part)] = True
         best = scores.topk(count, dim=1)
-        found[start : start + rows] = (
-            torch.where(best.values > -torch.inf, best.indices, -1).cpu().numpy()
-        )
+        hits = tested.gather(1, best.indices) & (best.values > -torch.inf)
+        found[start : start + rows] = hits.cpu().numpy()
     return found

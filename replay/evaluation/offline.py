@@ -1,5 +1,5 @@
 """The paper's protocol: id towers learn from 80% of each user's items and are asked for
-the other 20%.
+the other 20%; or from one log, and are asked for another.
 
 What the paper's text and appendix fix is a default here, but for three settings that
 were tuned on Gowalla: rate 0.01 for 12 epochs (the paper: 0.001 for 100) and an L2
@@ -26,21 +26,22 @@ from streamer.model.step import StepResult
 from streamer.model.trainer import Trainer
 from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.metrics import evaluate
-from streamer.replay.evaluation.record import (
-    CurvePoint,
-    Measure,
-    RunResult,
-    step_measure,
-)
+from streamer.replay.evaluation.results import Measure, RunResult, step_measure
 from streamer.replay.evaluation.settings import OfflineSettings
-from streamer.replay.evaluation.split import split_by_user
+from streamer.replay.evaluation.split import Split, given_split, split_by_user
 
-POPULARITY_GROUPS = 10
+OnProgress = Callable[[float, str], None]
 
 
 class OfflineRun:
     """One method, one seed. Order and time of the interactions do not matter, repeated
     pairs count once.
+
+    Args:
+        interactions: what is learned, and tested unless there is a test.
+        settings: how.
+        test: what is asked for.
+        clock: seconds.
 
     Raises:
         SettingsError: with every problem at once; or no user has a test item.
@@ -50,40 +51,48 @@ class OfflineRun:
         self,
         interactions: Interactions,
         settings: OfflineSettings,
+        test: Interactions | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         if problems := settings.problems():
             raise SettingsError(problems)
-        if not len(interactions.users):
-            raise SettingsError(
-                ["the log has no interactions: nothing can be learned from it"]
-            )
-        try:
-            device = resolve_device(settings.device)
-        except ValueError as error:
-            raise SettingsError([str(error)]) from error
         self.settings = settings
         self._clock = clock
         self.user_count = len(interactions.user_ids)
         self.item_count = len(interactions.item_ids)
-        self.split = split_by_user(
-            interactions.users,
-            interactions.items,
-            self.user_count,
-            settings.test_share,
-            self._rng(0),
+        if test is None:
+            self.split = self._drawn_split(interactions)
+        else:
+            self.split = given_split(interactions, test)
+        steps = -(-len(self.split.train) // settings.batch_size)
+        self.trainer = Trainer(
+            replace(settings, decay_every=settings.decay_every_epochs * steps),
+            resolve_device(settings.device),
+        )
+        self.trainer.model.grow(self.user_count, self.item_count)
+        self.popularity = self._make_popularity()
+        self.occurrence = Occurrence()
+        self.cache: Rows = np.empty(0, np.int64)
+        self._draws = self._rng(1)
+
+    def _drawn_split(self, interactions: Interactions) -> Split:
+        settings = self.settings
+        users = interactions.users
+        items = interactions.items
+        split = split_by_user(
+            users, items, self.user_count, settings.test_share, self._rng(0)
         )
         if settings.validation_share:
-            train = self.split.train
-            self.split = split_by_user(
+            train = split.train
+            split = split_by_user(
                 train.users,
                 train.items,
                 self.user_count,
                 settings.validation_share,
                 self._rng(3),
             )
-        if not len(self.split.test):
-            most = int(self.split.train.counts.max())
+        if not len(split.test):
+            most = int(split.train.counts.max())
             larger = "a larger test_share, " if most > 1 else ""
             problem = (
                 f"no user has a test item: {self.user_count:,} users have at most {most} distinct items each, and "
@@ -91,87 +100,53 @@ class OfflineRun:
                 "more items, or the prequential protocol"
             )
             raise SettingsError([problem])
-        steps = -(-len(self.split.train) // settings.batch_size)
-        self.trainer = Trainer(
-            replace(settings, decay_every=settings.decay_every_epochs * steps), device
-        )
-        self.trainer.model.grow(self.user_count, self.item_count)
-        self.popularity: ExactPopularity | HashPopularity = ExactPopularity()
+        return split
+
+    def _make_popularity(self) -> ExactPopularity | HashPopularity:
+        settings = self.settings
         chosen: str = settings.popularity
         if chosen == "auto":
             chosen = self.trainer.method.popularity
         if chosen == "hash":
-            self.popularity = HashPopularity(
+            return HashPopularity(
                 slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed
             )
-        else:
-            self.popularity.observe(self.split.train.items)
-        self.occurrence = Occurrence()
-        self.cache: Rows = np.empty(0, np.int64)
-        self._draws = self._rng(1)
+        exact = ExactPopularity()
+        exact.observe(self.split.train.items)
+        return exact
 
-    def run(
-        self, on_progress: Callable[[float, str], None] = lambda share, text: None
-    ) -> RunResult:
+    def run(self, on_progress: OnProgress = lambda share, text: None) -> RunResult:
         """Train all epochs, each one pass over the training pairs; every metric at
         every k after the last one.
 
-        Points of the curve: `epoch` (from 1), `loss` (mean of its steps), `seconds` of
-        training, and `recall@k` and `ndcg@k` where it was evaluated. Points of the
-        composition: `epoch`, and `cache_composition` after it. `on_progress` is called
-        after every epoch with the share of the run that is done, and what it found so
-        far.
+        `on_progress` is called after every epoch with the share of the run that is
+        done, and what it found so far.
         """
         epochs = self.settings.epochs
         every = self.settings.evaluate_every_epochs
-        recall = ""
-        result = RunResult(
-            popularity=np.bincount(self.split.train.items, minlength=self.item_count)
-        )
         step_seconds: list[float] = []
+        measures: list[Measure] = []
         for epoch in range(1, epochs + 1):
             losses = []
-            started = self._clock()
             for batch in self._batches(epoch):
                 before = self._clock()
                 losses.append(float(self._step(batch).loss))
                 step_seconds.append(self._clock() - before)
-            point: CurvePoint = {
-                "epoch": epoch,
-                "loss": statistics.fmean(losses),
-                "seconds": self._clock() - started,
-            }
-            if epoch == epochs or (every and (epoch == 1 or epoch % every == 0)):
-                result.measures = self.evaluate()
-                point |= {
-                    f"{m.metric}@{m.k}": m.value
-                    for m in result.measures
-                    if m.metric != "authors-ndcg"
-                }
-                recall = f", recall@{self.settings.ks[0]} {point[f'recall@{self.settings.ks[0]}']:.4f}"
-            result.curve.append(point)
-            if len(self.cache):
-                result.composition.append(
-                    {"epoch": epoch, **cache_composition(self.cache, result.popularity)}
-                )
-            on_progress(
-                epoch / epochs, f"epoch {epoch}, loss {point['loss']:.3f}{recall}"
-            )
-        result.measures.append(step_measure(step_seconds))
-        result.occurrence = self.occurrence.values(np.arange(self.item_count))
-        result.about = {
-            "users_tested": int((self.split.test.counts > 0).sum()),
-            "epochs": epochs,
-        }
-        return result
+            if epoch == epochs or (every and epoch % every == 0):
+                measures = self.evaluate()
+            text = f"epoch {epoch}, loss {statistics.fmean(losses):.3f}"
+            for m in measures[:1]:
+                text += f", {m.metric}@{m.k} {m.value:.4f}"
+            on_progress(epoch / epochs, text)
+        tested = int((self.split.test.counts > 0).sum())
+        return RunResult([*measures, step_measure(step_seconds)], {"ranked": tested})
 
     def evaluate(self) -> list[Measure]:
         """Every metric at every k, with the weights as they are now."""
         retriever = Retriever(self.trainer)
         queries = retriever.queries(np.arange(self.user_count), None)
-        return evaluate(
-            queries, retriever.items().vectors, self.split, self.settings.ks
-        )
+        vectors = retriever.items().vectors
+        return evaluate(queries, vectors, self.split, self.settings.ks)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         order = self._rng(2, epoch).permutation(len(self.split.train))
@@ -183,36 +158,26 @@ class OfflineRun:
 
     def _step(self, batch: Batch) -> StepResult:
         """Popularity, the training step, occurrence and the next cache, as on a stream."""
-        settings = self.settings
         method = self.trainer.method
         if isinstance(self.popularity, HashPopularity):
             self.popularity.observe(batch.items)
-        result = self.trainer.step(
-            batch, StreamState(self.popularity, self.cache, cache_draws=self.occurrence)
-        )
+        state = StreamState(self.popularity, self.cache, cache_draws=self.occurrence)
+        result = self.trainer.step(batch, state)
         if method.resamples:
             items, counts = result.occurrence()
             self.occurrence.add(items, counts)
-            size = settings.cache_size
-            if size is None:
-                size = settings.batch_size
-            if method.extra == "cache" and settings.cache_scope == "touched":
-                self.cache = self.occurrence.draw_among(items, size, self._draws)
-            elif method.extra == "cache":
-                self.cache = self.occurrence.draw(size, self._draws, self.item_count)
+            if method.extra == "cache":
+                self.cache = self._next_cache(items)
         return result
+
+    def _next_cache(self, touched: Rows) -> Rows:
+        size = self.settings.cache_size
+        if size is None:
+            size = self.settings.batch_size
+        if self.settings.cache_scope == "touched":
+            return self.occurrence.draw_among(touched, size, self._draws)
+        return self.occurrence.draw(size, self._draws, self.item_count)
 
     def _rng(self, *purpose: int) -> np.random.Generator:
         """A source of randomness of its own for each purpose."""
         return np.random.default_rng([self.settings.seed, *purpose])
-
-
-def cache_composition(cache: Rows, popularity: Rows) -> CurvePoint:
-    """The number of distinct items in a cache, and the share of each tenth of all
-    items, the most popular first.
-    """
-    place = np.empty(len(popularity), np.int64)
-    place[np.argsort(-popularity, kind="stable")] = np.arange(len(popularity))
-    group = place[cache] * POPULARITY_GROUPS // len(popularity)
-    shares = np.bincount(group, minlength=POPULARITY_GROUPS) / max(len(cache), 1)
-    return {"distinct": len(np.unique(cache)), "shares": shares.tolist()}

@@ -1,13 +1,14 @@
-"""Settings of the two protocols: the paper's, and test then train."""
+"""Settings of the protocols: the paper's, test then train, and sessions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from streamer.model.setting import changed, setting
 from streamer.model.settings import LearnerSettings
-from streamer.replay.evaluation.baselines import BASELINES, unknown_baselines
+from streamer.replay.evaluation.baselines import BASELINES
 from streamer.settings import PipelineSettings
 
 
@@ -91,16 +92,8 @@ class PrequentialSettings(LearnerSettings):
     ks: tuple[int, ...] = setting(
         (1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1
     )
-    window: int = setting(
-        5000, "Length of the window of the windowed figures.", at_least=1, unit="events"
-    )
     baselines: tuple[str, ...] = setting(
         tuple(BASELINES), "Trivial recommenders beside it.", option="baselines"
-    )
-    delay_events: int = setting(
-        0,
-        "An event is trained only after this many further ones were ranked.",
-        at_least=0,
     )
     delay_seconds: float = setting(
         0.0,
@@ -117,7 +110,46 @@ class PrequentialSettings(LearnerSettings):
         False,
         "Items that a file beside the log describes are known before their first event, by catalogue events.",
     )
-    points: int = setting(200, "Points of the curves.", at_least=1)
 
     def problems(self) -> list[str]:
-        return super().problems() + unknown_baselines(self.baselines)
+        return super().problems() + baseline_problems(self.baselines)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionSettings(LearnerSettings):
+    """How a method is evaluated on sessions: the learner of `streamer run`, frozen
+    before it is asked.
+    """
+
+    heading: ClassVar[str] = "Sessions"
+
+    batch_size: int = changed(
+        PipelineSettings, "batch_size", PipelineSettings.batch_size
+    )
+    baselines: tuple[str, ...] = setting(
+        (
+            *("most-popular", "last-items", "counting"),
+            *("sequential-rules", "session-neighbours"),
+        ),
+        "Trivial recommenders beside it.",
+        option="baselines",
+    )
+    sample: int | None = setting(
+        None,
+        "Only this number of test prefixes, of each period; the same for all methods and seeds.",
+        at_least=1,
+        if_none="all",
+    )
+
+    def problems(self) -> list[str]:
+        return super().problems() + baseline_problems(self.baselines)
+
+
+def baseline_problems(names: Sequence[str]) -> list[str]:
+    """What is wrong with the names of baselines."""
+    known = ", ".join(BASELINES)
+    return [
+        f"there is no baseline {name!r}: choose among {known}"
+        for name in names
+        if name not in BASELINES
+    ]

@@ -1,13 +1,14 @@
-"""Which items of each user are for training and which for the test."""
+"""Which items of each user are for training and which for the test: drawn, or given."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from streamer.errors import SourceError
 from streamer.model.batch import Rows
+from streamer.replay.datasets import Interactions
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,6 @@ class ItemsByUser:
         at = np.arange(counts.sum()) + np.repeat(begins, counts)
         return np.repeat(np.arange(len(users)), counts), self.items[at]
 
-    def contain(self, users: Rows, items: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """[R, k] whether each of the items [R, k] belongs to the user of its row."""
-        if not len(self.items):
-            return np.zeros(items.shape, bool)
-        width = max(int(self.items.max()), int(items.max(initial=0))) + 1
-        known = self.users * width + self.items  # ascending
-        asked = users[:, None] * width + items
-        at = np.minimum(np.searchsorted(known, asked), len(known) - 1)
-        found: NDArray[np.bool_] = (known[at] == asked) & (items >= 0)
-        return found
-
 
 @dataclass(frozen=True, slots=True)
 class Split:
@@ -95,11 +85,34 @@ def split_by_user(
     kept = np.maximum(np.rint((1 - test_share) * counts), 1)
     order = np.lexsort((rng.random(len(owner)), owner))  # each user's pairs, shuffled
     place = np.arange(len(owner)) - distinct.first[owner]
-    trained = order[place < kept[owner]]
-    tested = order[place >= kept[owner]]
+    is_trained = place < kept[owner]
+
+    def pairs(at: Rows) -> ItemsByUser:
+        return ItemsByUser.of(owner[at], distinct.items[at], user_count)
+
+    return Split(pairs(order[is_trained]), pairs(order[~is_trained]))
+
+
+def given_split(train: Interactions, test: Interactions) -> Split:
+    """The pairs of two logs; those of the test whose user or item is not trained are
+    left out.
+
+    Raises:
+        SourceError: no pair is left to test.
+    """
+    users = _codes(train.user_ids, test.user_ids)[test.users]
+    items = _codes(train.item_ids, test.item_ids)[test.items]
+    known = (users >= 0) & (items >= 0)
+    if not known.any():
+        raise SourceError("the test has no user and item of the log: name another one")
+    count = len(train.user_ids)
     return Split(
-        *(
-            ItemsByUser.of(owner[at], distinct.items[at], user_count)
-            for at in (trained, tested)
-        )
+        ItemsByUser.of(train.users, train.items, count),
+        ItemsByUser.of(users[known], items[known], count),
     )
+
+
+def _codes(known: list[str], ids: list[str]) -> Rows:
+    """The code of each id among the known ones; -1 for others."""
+    codes = {id_: code for code, id_ in enumerate(known)}
+    return np.array([codes.get(id_, -1) for id_ in ids], np.int64)

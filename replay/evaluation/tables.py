@@ -1,185 +1,61 @@
-"""Records as tables in Markdown: means over seeds, with deviations where there are
-several.
-"""
+"""Runs as tables: means over seeds, with deviations where there are several."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from streamer.replay.evaluation.record import Record, refused, settings_text
-from streamer.replay.evaluation.sliced import RETRIEVED
-from streamer.replay.evaluation.slices import BANDS, SECOND_HALF, SPLITS
+from streamer.replay.evaluation.results import Run, settings_text
+from streamer.replay.evaluation.slices import BANDS, RETRIEVED, SECOND_HALF
 
-METRIC_NAMES = {
-    "hr": "HR",
-    "ndcg": "NDCG",
-    "mrr": "MRR",
-    "recall": "Recall",
-    "authors-ndcg": "authors' NDCG",
-    "hr-without-towers": "without towers HR",
-    "towers-recall": "towers' Recall",
-    "cold-share": "cold items",
+SESSION_TITLES = {
+    ("hr", 20, "all"): "P@20",
+    ("mrr", 20, "all"): "MRR@20",
+    ("hr", 10, "all"): "R@10",
+    ("mrr", 10, "all"): "MRR@10",
 }
-STREAM_FIGURES = (
-    ("hr", "all"),
-    ("hr", "new"),
-    ("hr", "new/returning-items"),
-    ("hr", "returning-users"),
-    *(("hr", band) for band in BANDS),
-    *(("hr", f"new/{band}") for band in BANDS),
-    ("ndcg", "all"),
-    ("ndcg", "new"),
+"""What the literature of sessions calls its figures."""
+STREAM_SLICES = (
+    *("all", "new", "new/returning-items", "returning-users"),
+    *BANDS,
+    *(f"new/{band}" for band in BANDS),
 )
-"""Metrics and slices of the main table of a stream, all of its second half."""
-TOWERS_FIGURES = tuple(
-    ("towers-recall", k, SECOND_HALF + slice_)
-    for slice_ in ("all", "new")
-    for k in RETRIEVED
-)
-"""What of the second half the towers' own lists hold."""
-CATALOGUE_FIGURES = (
-    ("hr", "new-items"),
-    ("hr", f"{SECOND_HALF}new-items"),
-    ("cold-share", "all"),
-)
-"""First events of items, which only a catalogue can predict, and the
-share of such items in lists.
-"""
+"""Slices of the table of a stream, all of its second half."""
 USUAL_K = 10
-"""The length of the list that tables and plots look at, where it was measured."""
-STEP_MS = ("step-ms", 0, "all")
-SPEED = ("events-per-second", 0, "all")
+"""The length of the list that tables look at, where it was measured."""
 BELOW = "▼"
 """Marks a figure of a method that a baseline beside it exceeds."""
-PAPER_GOWALLA = {
-    "ssl": ("0.1105", "0.1381"),
-    "ssl-pop": ("0.1124", "0.1479"),
-    "mns": ("0.1130", "0.1486"),
-    "g-tower": ("0.1176", "0.1500"),
-    "bir": ("0.1157", "0.1523"),
-    "xir": ("0.1169", "0.1543"),
-}
-"""The paper's figures on Gowalla: Recall@10, and NDCG@10 as its code computes it."""
-PAPER_GOWALLA_EVENTS = 1_027_464
 
 Figure = tuple[str, int, str]
 """Metric, k and slice."""
-Group = tuple[str, str, str, str]
-"""Log, protocol, method or baseline, and settings: runs that differ only in their seeds."""
 
 
-def headline(records: Sequence[Record]) -> Figure:
-    """The one figure that sums up a run."""
-    if records[0].protocol == "offline":
-        return "recall", shown_k(records), "all"
-    return "hr", shown_k(records), f"{SECOND_HALF}all"
+class ResultTable(NamedTuple):
+    """Cells of a head and of rows."""
 
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
 
-def shown_k(records: Sequence[Record]) -> int:
-    """The length of the lists that are shown, among those that were measured."""
-    ks = _measured_ks(records)
-    return USUAL_K if USUAL_K in ks else ks[0]
+    def filled(self) -> ResultTable:
+        """Without empty rows and columns."""
+        rows = [row for row in self.rows if any(row[1:])]
+        places = [n for n in range(len(self.head)) if any(row[n] for row in rows)]
+        cut = [[row[n] for n in places] for row in (self.head, *rows)]
+        return ResultTable(cut[0], cut[1:])
 
-
-def _measured_ks(records: Sequence[Record]) -> list[int]:
-    return sorted({m.k for r in records for m in r.measures if m.k}) or [USUAL_K]
-
-
-def _title(figure: Figure, offline: bool) -> str:
-    metric, k, slice_ = figure
-    if figure in (STEP_MS, SPEED):
-        return "ms a step" if figure == STEP_MS else "events/s"
-    return f"{METRIC_NAMES[metric]}@{k}" + (
-        "" if offline else f" {slice_title(slice_)}"
-    )
-
-
-def slice_title(slice_: str) -> str:
-    """`new, reachable` for `second-half/new/returning-items`: what somebody had before
-    can be predicted.
-    """
-    name = slice_.removeprefix(SECOND_HALF).replace(
-        "new/returning-items", "new/reachable"
-    )
-    return name.replace("/", ", ").replace("-", " ")
-
-
-# which runs belong together -------------------------------------------------------------------------------------------
-
-
-def by_log(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each log and protocol."""
-    found: dict[tuple[str, str], list[Record]] = defaultdict(list)
-    for record in records:
-        found[record.data, record.protocol].append(record)
-    return list(found.values())
-
-
-def swept(
-    records: Sequence[Record], axis: str, fixed: Mapping[str, Any]
-) -> list[Record]:
-    """The runs of a sweep that differ in one setting alone, the axis; `fixed` are the
-    settings of every run.
-    """
-    rest = _without(fixed, [axis])
-    return [
-        r
-        for r in records
-        if axis in r.settings and _without(r.settings, [axis]) == rest
-    ]
-
-
-def common_settings(records: Sequence[Record]) -> dict[str, Any]:
-    """Settings that are the same in all of them."""
-    first = records[0].settings.items()
-    return {
-        name: value
-        for name, value in first
-        if all(r.settings.get(name) == value for r in records)
-    }
-
-
-def _without(settings: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    return {name: value for name, value in settings.items() if name not in names}
-
-
-def labelled(name: str, settings: Mapping[str, Any], common: Iterable[str]) -> str:
-    """A method or a baseline with the settings that not all have: `xir (dim=8)`."""
-    rest = settings_text(_without(settings, common))
-    return f"{name} ({rest})" if rest else name
-
-
-def by_number(value: str) -> tuple[float, str]:
-    """A key that puts numbers in their order, before all else."""
-    try:
-        return float(value), ""
-    except ValueError:
-        return math.inf, value
-
-
-def group_of(record: Record, baseline: str | None = None) -> Group:
-    """Where the figures of a record's method, or of a baseline beside it, belong."""
-    return (
-        record.data,
-        record.protocol,
-        baseline or record.method,
-        settings_text(record.settings_of(baseline)),
-    )
-
-
-# means ----------------------------------------------------------------------------------------------------------------
+    def __str__(self) -> str:
+        """As Markdown."""
+        lines = [self.head, ["---"] * len(self.head), *self.rows]
+        return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 class Mean(NamedTuple):
-    """A mean over seeds."""
+    """A mean over seeds; of one seed, its standard error where that is known."""
 
     mean: float
     deviation: float | None
-    seeds: int
 
     def __str__(self) -> str:
         deviation = f" ± {self.deviation:.4f}" if self.deviation is not None else ""
@@ -187,223 +63,154 @@ class Mean(NamedTuple):
 
 
 class Figures:
-    """Means over seeds of everything that some records measured."""
+    """Means over seeds of everything that some runs measured, by what tables call a
+    method or a baseline.
+    """
 
-    def __init__(self, records: Iterable[Record]) -> None:
-        self._values: dict[tuple[Any, ...], dict[int, float]] = defaultdict(dict)
-        # those that were measured beside a method
-        self._baselines: dict[Group, set[Group]] = defaultdict(set)
-        for record in records:
-            groups = {
-                baseline: group_of(record, baseline)
-                for baseline in (None, *record.baselines)
-            }
-            self._baselines[groups[None]] |= {
-                groups[baseline] for baseline in record.baselines
-            }
-            for m in record.measures:  # every method of a comparison measures the baselines again: one value a seed
-                self._values[*groups[m.baseline], m.metric, m.k, m.slice].setdefault(
-                    record.seed, m.value
-                )
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self._values: dict[tuple[str, Figure], dict[int, float]] = defaultdict(dict)
+        self._errors: dict[tuple[str, Figure], float | None] = {}
+        self.methods: dict[str, set[str]] = {}
+        """The names of methods, and of the baselines beside each."""
+        self.baselines: dict[str, None] = {}
+        common = common_settings(runs)
+        for run in runs:
+            method = labelled(f"`{run.method}`", run.settings, common)
+            beside = self.methods.setdefault(method, set())
+            for m in run.measures:
+                name = method
+                if m.baseline is not None:
+                    settings = run.settings_of(m.baseline)
+                    name = labelled(f"baseline: {m.baseline}", settings, common)
+                    self.baselines[name] = None
+                    beside.add(name)
+                at = (name, (m.metric, m.k, m.slice))
+                # every method measures the baselines again: one value a seed
+                self._values[at].setdefault(run.seed, m.value)
+                self._errors[at] = m.error
 
-    def of(self, group: Group, metric: str, k: int, slice_: str) -> Mean | None:
+    def of(self, name: str, metric: str, k: int, slice_: str) -> Mean | None:
         """One figure; None if nobody measured it."""
-        found = list(self._values.get((*group, metric, k, slice_), {}).values())
-        if not found:
+        at = (name, (metric, k, slice_))
+        if at not in self._values:
             return None
-        return Mean(
-            statistics.fmean(found),
-            statistics.stdev(found) if len(found) > 1 else None,
-            len(found),
-        )
+        found = list(self._values[at].values())
+        deviation = self._errors[at]
+        if len(found) > 1:
+            deviation = statistics.stdev(found)
+        return Mean(statistics.fmean(found), deviation)
 
-    def cell(self, group: Group, figure: Figure) -> str:
-        """One figure as a table shows it, marked if a baseline exceeds it; empty if
-        nobody measured it.
-        """
-        found = self.of(group, *figure)
+    def table(self, shown: Mapping[Figure, str]) -> ResultTable:
+        """Baselines, then methods, by some figures and their titles."""
+        rows = []
+        for name in (*self.baselines, *self.methods):
+            cells = [self._cell(name, figure) for figure in shown]
+            rows.append([name, *cells])
+        return ResultTable(["", *shown.values()], rows)
+
+    def _cell(self, name: str, figure: Figure) -> str:
+        """A figure, marked if a baseline exceeds it; empty if nobody measured it."""
+        found = self.of(name, *figure)
         if found is None:
             return ""
-        if figure == STEP_MS:
-            return f"{found.mean:.1f}"
-        if figure == SPEED:
-            return f"{found.mean:,.0f}"
-        baselines = [self.of(where, *figure) for where in self._baselines[group]]
-        below = any(baseline and baseline.mean > found.mean for baseline in baselines)
-        return f"{found} {BELOW}" if below else str(found)
+        if not figure[1]:
+            return f"{found.mean:,.1f}"
+        for baseline in self.methods.get(name, ()):
+            other = self.of(baseline, *figure)
+            if other is not None and other.mean > found.mean:
+                return f"{found} {BELOW}"
+        return str(found)
 
 
-# tables ---------------------------------------------------------------------------------------------------------------
+def common_settings(runs: Sequence[Run]) -> dict[str, Any]:
+    """Settings that are the same in all of them."""
+    common = {}
+    for name, value in runs[0].settings.items():
+        if all(run.settings.get(name) == value for run in runs):
+            common[name] = value
+    return common
 
 
-def markdown(
-    records: Sequence[Record],
-    axes: Sequence[str] = (),
-    fixed: Mapping[str, Any] | None = None,
-) -> str:
-    """Every log and protocol in a section. A sweep changes the settings `axes`; each
-    has a table of its own.
+def labelled(name: str, settings: Mapping[str, Any], common: Iterable[str]) -> str:
+    """A method or a baseline with the settings that not all have: `xir (dim=8)`."""
+    own = {n: value for n, value in settings.items() if n not in common}
+    return f"{name} ({settings_text(own)})" if own else name
+
+
+def measured_ks(runs: Sequence[Run]) -> list[int]:
+    """The lengths of lists that were measured."""
+    ks = {m.k for run in runs for m in run.measures}
+    return sorted(ks - {0}) or [USUAL_K]
+
+
+def shown_k(runs: Sequence[Run]) -> int:
+    """The length of the lists that are shown, among those that were measured."""
+    ks = measured_ks(runs)
+    return USUAL_K if USUAL_K in ks else ks[0]
+
+
+def slice_title(slice_: str) -> str:
+    """`new, reachable` for `second-half/new/returning-items`: what somebody had before
+    can be predicted.
     """
-    parts = []
-    for ours in by_log(records):
-        parts += [f"## {ours[0].data}, {ours[0].protocol}", about(ours)]
-        for axis in axes:
-            parts += [f"### {axis}", sweep_table(swept(ours, axis, fixed or {}), axis)]
-        if not axes:
-            parts.append(main_table(ours))
-        if not axes and ours[0].protocol == "prequential":
-            parts.append(
-                f"Over the second half of the stream. {BELOW}: below a baseline. HR without towers: the ranker reads "
-                "zero for their inner product. Towers' Recall: of the towers' own list of all items, without counts "
-                f"and ranker, over {ours[0].about.get('retrieved', 0):,} events of the whole stream, evenly chosen. "
-                "events/s: ranked and learned from, by time on a core."
-            )
-            for prefix, what in (
-                ("", "all events"),
-                ("new/", "events new to their user, known items left out"),
-            ):
-                title = f"HR@{shown_k(ours)} by user and item over the whole stream, {what}:"
-                parts += [title, slices_table(ours, prefix)]
-    return "\n\n".join(parts) + "\n"
+    name = slice_.removeprefix(SECOND_HALF)
+    name = name.replace("new/returning-items", "new/reachable")
+    return name.replace("/", ", ").replace("-", " ")
 
 
-def about(records: Sequence[Record]) -> str:
+def about(runs: Sequence[Run]) -> str:
     """What was run, in a sentence."""
-    first = records[0].about
-    seeds = {r.seed for r in records}
-    tested = {r.about["users_tested"] for r in records if "users_tested" in r.about}
-    ranked = {r.about["slices"]["all"] for r in records if "slices" in r.about}
-    epochs = sorted({r.about["epochs"] for r in records if "epochs" in r.about})
-    done = "ranked"
-    if reasons := refused(first.get("accounting", {})):
-        done += f"; refused: {reasons}"
-    parts = [
-        _counted("users", first["users"], tested, "tested"),
-        f"{first['items']:,} items",
-        _counted("events", first["events"], ranked, done),
-        "one pass, test then train",
-        "one seed",
-    ]
-    if epochs:
-        parts[-2] = f"{', '.join(map(str, epochs))} epochs"
-    if len(seeds) > 1:
-        parts[-1] = f"{len(seeds)} seeds (mean ± deviation)"
-    if common := settings_text(common_settings(records)):
+    first = runs[0]
+    parts = [f"{first.about[name]:,} {name}" for name in ("users", "items", "events")]
+    if ranked := first.about.get("ranked"):
+        parts.append(f"{ranked:,} asked")
+    if refused := first.about.get("refused"):
+        parts.append(f"refused: {settings_text(refused)}")
+    seeds = len({run.seed for run in runs})
+    parts.append(f"{seeds} seeds (mean ± deviation)" if seeds > 1 else "one seed")
+    if common := settings_text(common_settings(runs)):
         parts.append(common)
-    used = settings_text(records[0].log)
-    return f"{', '.join(parts)}{f'; of the log {used}' if used else ''}."
+    if used := settings_text(first.log):
+        parts.append(f"of the log {used}")
+    return f"{', '.join(parts)}."
 
 
-def _counted(what: str, total: int, some: set[int], done: str) -> str:
-    """`5,000 events`, or `5,000 events (4,000 to 4,500 ranked)` if not all of them
-    were.
-    """
-    if some <= {total}:
-        return f"{total:,} {what}"
-    numbers = " to ".join(f"{n:,}" for n in sorted({min(some), max(some)}))
-    return f"{total:,} {what} ({numbers} {done})"
+def main_table(runs: Sequence[Run]) -> ResultTable:
+    """Baselines, then methods, by the main figures of their protocol."""
+    shown: dict[Figure, str] = {}
+    protocol = runs[0].protocol
+    if protocol == "offline":
+        for metric, title in (("recall", "Recall"), ("ndcg", "NDCG")):
+            for k in measured_ks(runs):
+                shown[metric, k, "all"] = f"{title}@{k}"
+    elif protocol == "prequential":
+        shown = stream_figures(shown_k(runs))
+    else:
+        shown = dict(SESSION_TITLES)
+    shown["step-ms", 0, "all"] = "ms a step"
+    return Figures(runs).table(shown).filled()
 
 
-def main_table(records: Sequence[Record]) -> str:
-    """Baselines, then methods, by the main figures of their protocol, and those of the
-    paper on its own log.
-    """
-    figures = Figures(records)
-    k = shown_k(records)
-    offline = records[0].protocol == "offline"
-    shown: list[Figure] = [
-        (metric, k, SECOND_HALF + slice_) for metric, slice_ in STREAM_FIGURES
-    ]
-    shown += [
-        ("hr-without-towers", k, SECOND_HALF + slice_) for slice_ in ("all", "new")
-    ]
-    shown += TOWERS_FIGURES
-    if any(record.settings.get("catalogue") for record in records):
-        shown += [(metric, k, slice_) for metric, slice_ in CATALOGUE_FIGURES]
-    if offline:
-        shown = [
-            (metric, any_k, "all")
-            for metric in ("recall", "ndcg")
-            for any_k in _measured_ks(records)
-        ]
-        shown.append(("authors-ndcg", k, "all"))
-    shown += [SPEED, STEP_MS]
-    head = ["method" if offline else "", *(_title(figure, offline) for figure in shown)]
-    named = _baselines_and_methods(records)
-    rows = [
-        [name, *(figures.cell(group, figure) for figure in shown)]
-        for group, name in named
-    ]
-    if (
-        offline
-        and records[0].data == "gowalla"
-        and records[0].about.get("events") == PAPER_GOWALLA_EVENTS
-    ):
-        head += ["paper: Recall@10", "paper: NDCG@10 (authors')"]
-        rows = [
-            [*row, *PAPER_GOWALLA.get(group[2], ("", ""))]
-            for row, (group, _) in zip(rows, named, strict=True)
-        ]
-    return _table(head, rows)
+def stream_figures(k: int) -> dict[Figure, str]:
+    """The figures of a stream with their titles: all are of its second half."""
+    shown: dict[Figure, str] = {}
+    for slice_ in STREAM_SLICES:
+        shown["hr", k, SECOND_HALF + slice_] = f"HR@{k} {slice_title(slice_)}"
+    for slice_ in ("all", "new"):
+        half = SECOND_HALF + slice_
+        shown["mrr", k, half] = f"MRR@{k} {slice_}"
+        shown["hr-without-towers", k, half] = f"without towers HR@{k} {slice_}"
+        for length in RETRIEVED:
+            shown["towers-recall", length, half] = f"towers' Recall@{length} {slice_}"
+    shown["hr", k, f"{SECOND_HALF}new-items"] = f"HR@{k} new items"
+    shown["cold-share", k, "all"] = "share of cold items"
+    return shown
 
 
-def slices_table(records: Sequence[Record], prefix: str = "") -> str:
-    """The hit rates of baselines and methods by what is known of user and item, with the
-    number of events first.
-
-    The prefix `new/` is for events new to their user.
-    """
-    k = shown_k(records)
-    figures = Figures(records)
-    events = records[0].about.get("slices", {})
-    shown = ["new" if prefix else "all", *(prefix + split for split in SPLITS)]
-    counts = [f"{events[name]:,}" if name in events else "" for name in shown]
-    rows = [["events", *counts]]
-    for group, name in _baselines_and_methods(records):
-        cells = [figures.cell(group, ("hr", k, slice_)) for slice_ in shown]
-        rows.append([name, *cells])
-    titles = [slice_title(slice_.removeprefix(prefix)) for slice_ in shown]
-    return _table(["", *titles], rows)
-
-
-def sweep_table(records: Sequence[Record], parameter: str) -> str:
-    """One parameter's values by method."""
-    figures = Figures(records)
-    shown = (headline(records), STEP_MS)
-    rows = []
-    for group, record in {group_of(record): record for record in records}.items():
-        value = str(record.settings.get(parameter, "default"))
-        rows.append(
-            [value, record.method, *(figures.cell(group, figure) for figure in shown)]
-        )
-    rows.sort(key=lambda row: by_number(row[0]))
-    titles = [_title(figure, records[0].protocol == "offline") for figure in shown]
-    return _table([parameter, "method", *titles], rows)
-
-
-def _baselines_and_methods(records: Sequence[Record]) -> list[tuple[Group, str]]:
-    """Where the figures of each are, and what tables call it."""
-    baselines = {}
-    methods = {}
-    common = common_settings(records)
-    for record in records:
-        methods[group_of(record)] = labelled(
-            f"`{record.method}`", record.settings, common
-        )
-        for baseline in record.baselines:
-            baselines[group_of(record, baseline)] = labelled(
-                f"baseline: {baseline}", record.settings_of(baseline), common
-            )
-    return [*baselines.items(), *methods.items()]
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Empty rows and columns are left out."""
-    rows = [row for row in rows if any(row[1:])]
-    filled = [at for at in range(len(head)) if any(row[at] for row in rows)]
-    lines = [
-        [head[at] for at in filled],
-        ["---"] * len(filled),
-        *([row[at] for at in filled] for row in rows),
-    ]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+def markdown(runs: Sequence[Run]) -> str:
+    """A heading, a sentence and a table about the runs of a comparison."""
+    first = runs[0]
+    parts = [f"## {first.data}, {first.protocol}", about(runs), str(main_table(runs))]
+    if any(BELOW in cell for row in main_table(runs).rows for cell in row):
+        parts.append(f"{BELOW}: below a baseline.")
+    return "\n\n".join(parts) + "\n"

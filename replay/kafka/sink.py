@@ -237,13 +237,11 @@ class KafkaSink:
             }
             producer.send_offsets_to_transaction(offsets, self._group)
             producer.commit_transaction()
-        except (errors.ProducerFencedError, errors.InvalidProducerEpochError) as error:
-            problem = (
-                "another process continues this replay, or a transaction took too long"
-            )
-            advice = "Nothing was doubled; make sure that it runs only once, and start it again"
-            raise SourceError(f"{self._where}: {problem}. {advice}") from error
         except errors.KafkaError as error:
+            if _is_fenced(error):
+                problem = "another process continues this replay, or a transaction took too long"
+                advice = "Nothing was doubled; make sure that it runs only once, and start it again"
+                raise SourceError(f"{self._where}: {problem}. {advice}") from error
             if isinstance(error, errors.BrokerResponseError) and not is_transient(
                 error
             ):
@@ -265,6 +263,14 @@ class KafkaSink:
             )
         for future in sent:
             future.get(self._timeout_s)
+
+
+def _is_fenced(error: errors.KafkaError) -> bool:
+    """Whether another producer has our transactional id now. Once a request was refused
+    for that, the client raises a plain KafkaError from all later calls, which quotes it.
+    """
+    text = str(error)
+    return "ProducerFencedError" in text or "InvalidProducerEpochError" in text
 
 
 def _in_background(work: Callable[..., None], *arguments: Any) -> Future[None]:

@@ -38,12 +38,6 @@ class FixedPace:
         return min(self.count, len(timestamps_ms))
 
 
-def test_everything_is_written_in_order():
-    sink, chunks = MemorySink(), [records(10), [], records(5, first=10)]
-    assert produce(chunks, sink) == 15
-    assert sink.records == [*chunks[0], *chunks[2]]
-
-
 def test_the_pace_decides_how_many_are_written_at_once():
     sink = MemorySink()
     produce([records(10)], sink, FixedPace(4))

@@ -2,14 +2,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
 from embedded_topic import chunks_in
-from generated_logs import TIMED, write_log
 
 from streamer.errors import SettingsError, SourceError
 from streamer.replay.cli.replay import replay
@@ -42,13 +40,6 @@ def test_another_number_of_partitions_is_an_error(tmp_path: Path):
     arguments = ("synthetic", "--events", 5, "--data-dir", tmp_path, "--partitions")
     assert invoked(*arguments, 2).exit_code == 0
     assert isinstance(invoked(*arguments, 3).exception, SourceError)
-
-
-def test_a_synthetic_stream_is_written(tmp_path: Path):
-    result = invoked("synthetic", "--events", 3000, "--data-dir", tmp_path, "--seed", 3)
-    assert result.exit_code == 0, result.output
-    assert "3,000 events written to interactions" in result.stdout
-    assert len(in_topic(tmp_path)) == 3000
 
 
 def test_a_synthetic_stream_happens_when_it_is_written(tmp_path: Path):
@@ -121,13 +112,6 @@ def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any],
     assert pairs_in(tmp_path) == expected
 
 
-def test_filters_that_leave_nothing_are_an_error(tmp_path: Path, csv: Path):
-    result = invoked("csv", "--path", csv, *NAMED, "--k-core", 9, "--data-dir", tmp_path / "data")
-    assert isinstance(result.exception, SourceError)
-    assert "the filters leave no event of it" in str(result.exception)
-    assert not (tmp_path / "data").exists()
-
-
 def test_a_log_without_times_happens_when_it_is_written_and_has_no_speed(tmp_path: Path):
     path = tmp_path / "log.csv"
     path.write_text("user_id,item_id\n" + "a,x\n" * 300)
@@ -138,53 +122,6 @@ def test_a_log_without_times_happens_when_it_is_written_and_has_no_speed(tmp_pat
     result = invoked("csv", "--path", path, "--data-dir", tmp_path, "--speed", 10)
     assert isinstance(result.exception, SettingsError)
     assert "--speed follows the times of events" in str(result.exception)
-
-
-def test_a_sample_of_users_has_all_their_events(tmp_path: Path, csv: Path):
-    counts = {"ann": 3, "bob": 2, "cid": 1}
-    result = invoked("csv", "--path", csv, *NAMED, "--sample-users", 2, "--data-dir", tmp_path, "--partitions", 1)
-    assert result.exit_code == 0, repr(result.exception)
-    users = [user for user, _ in pairs_in(tmp_path)]
-    assert len(set(users)) == 2
-    assert len(users) == sum(counts[user] for user in set(users))
-
-
-def test_a_seed_orders_events_of_equal_time(tmp_path: Path):
-    path = tmp_path / "log.csv"
-    path.write_text("user_id,item_id,timestamp\n" + "".join(f"u{k},i{k},7\n" for k in range(50)))
-    orders = []
-    for topic, seed in (("a", 1), ("b", 1), ("c", 2)):
-        options = ["--topic", topic, "--seed", seed, "--partitions", 1]
-        assert invoked("csv", "--path", path, "--data-dir", tmp_path, *options).exit_code == 0
-        orders.append([key for key, _ in in_topic(tmp_path, topic)])
-    assert orders[0] == orders[1] != orders[2]
-    assert sorted(orders[0]) == sorted(orders[2])
-
-
-def test_a_pattern_that_reaches_into_directories_is_written_whole(tmp_path: Path):
-    for part in ("a", "b"):
-        (tmp_path / part).mkdir()
-        (tmp_path / part / "part.csv").write_text(f"user_id,item_id,timestamp\n{part},x,1\n")
-    result = invoked("csv", "--path", tmp_path / "*" / "part.csv", "--data-dir", tmp_path / "data")
-    assert result.exit_code == 0, repr(result.exception)
-    assert sorted(pairs_in(tmp_path / "data")) == [("a", "x"), ("b", "x")]
-
-
-def test_what_the_reader_says_goes_to_standard_error_once(tmp_path: Path):
-    path = tmp_path / "log.csv"
-    path.write_bytes(b"user_id,item_id,timestamp\na,b,1\r\nc,d,2\n")
-    for _ in range(2):
-        result = invoked("csv", "--path", path, "--data-dir", tmp_path, "--json")
-        assert json.loads(result.stdout)["malformed"] == 0
-        assert result.stderr.count("log.csv: its lines end in different ways") == 1
-
-
-@pytest.mark.parametrize("option", [["--sample-users", "inf"], ["--sample-users", "nan"], ["--rate", "nan"]])
-def test_a_number_that_is_none_is_refused(tmp_path: Path, csv: Path, option: list[str]):
-    result = invoked("csv", "--path", csv, *NAMED, *option, "--data-dir", tmp_path / "data")
-    assert result.exit_code == 2
-    assert f"'{option[0]}': '{option[1]}': it must be a number above 0" in result.stderr
-    assert not (tmp_path / "data").exists()
 
 
 def test_malformed_rows_are_counted_and_named_and_the_rest_goes_on(tmp_path: Path):
@@ -198,26 +135,11 @@ def test_malformed_rows_are_counted_and_named_and_the_rest_goes_on(tmp_path: Pat
     assert f"{path}, line 4: " in result.stderr
 
 
-def test_a_missing_column_is_named_with_those_that_are_there(tmp_path: Path, csv: Path):
-    result = invoked("csv", "--path", csv, "--column", "user_id=user", "--data-dir", tmp_path / "data")
-    assert isinstance(result.exception, SourceError)
-    assert "'user'" in str(result.exception)
-    assert "uid, iid, at, stars" in str(result.exception)
-    assert not (tmp_path / "data").exists()
-
-
 def test_all_wrong_options_are_reported_at_once(tmp_path: Path, csv: Path):
     options = ["--since", "tomorrow", "--sample-users", "1.5", "--column", "colour=red"]
     result = invoked("csv", "--path", csv, *options, "--data-dir", tmp_path / "data")
     assert isinstance(result.exception, SettingsError)
     assert len(result.exception.problems) == 3
-
-
-def test_json_lines_of_a_file_are_sorted_as_other_data_sets_are(tmp_path: Path):
-    lines = [{"user_id": "a", "item_id": f"i{time}", "timestamp": time} for time in (30, 10, 20)]
-    (file := tmp_path / "events.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    assert invoked("jsonl", "--path", file, "--data-dir", tmp_path).exit_code == 0
-    assert [item for _, item in pairs_in(tmp_path)] == ["i10", "i20", "i30"]
 
 
 def test_every_data_set_has_a_command_with_help():
@@ -237,7 +159,7 @@ def test_no_command_of_replay_loads_torch():
 import sys
 from streamer.replay.cli.replay import replay
 replay.main(["csv", "--help"], standalone_mode=False)
-import streamer.replay.kafka.sink, streamer.replay.producer, streamer.replay.streams, streamer.replay.cli.writing
+import streamer.replay.kafka.sink, streamer.replay.producer, streamer.replay.streams
 print("torch" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -257,7 +179,7 @@ def test_the_same_command_again_writes_nothing_and_says_so(tmp_path: Path, csv: 
 def test_more_memory_or_another_pace_is_the_same_replay(tmp_path: Path, csv: Path):
     command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
     assert json.loads(invoked(*command).stdout)["written"] == 6
-    for same in (["--memory-limit", "300MB"], ["--rate", "100000"], ["--temp-dir", tmp_path]):
+    for same in (["--memory-limit", "300MB"], ["--rate", "100000"]):
         assert json.loads(invoked(*command, *same).stdout)["written"] == 0
 
 
@@ -298,21 +220,6 @@ def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, csv: Pa
     assert json.loads(invoked(*command).stdout)["written"] == 6
     csv.write_text(CSV + "dan,a,70,2\n")
     assert json.loads(invoked(*command).stdout)["written"] == 7
-
-
-# whole logs -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", TIMED)
-def test_a_log_is_written_whole_and_in_order(tmp_path: Path, name: str):
-    log = write_log(name, tmp_path)
-    result = invoked(log.kind, "--path", log.path, "--data-dir", tmp_path, "--partitions", 1, "--json")
-    assert result.exit_code == 0, repr(result.exception)
-    assert json.loads(result.stdout)["written"] == len(log.rows)
-    times_ms = record_times_ms(tmp_path)
-    assert times_ms == sorted(1000 * int(row.time_s or 0) for row in log.rows)
-    found = Counter((event["user_id"], event["item_id"], event["timestamp"]) for _, event in in_topic(tmp_path))
-    assert found == Counter((row.user, row.item, row.time_s) for row in log.rows)
 
 
 # Kafka ----------------------------------------------------------------------------------------------------------------
@@ -362,12 +269,3 @@ def test_a_log_without_a_file_about_its_items_has_no_catalogue(tmp_path: Path):
     (tmp_path / "x.item").unlink()
     result = invoked("recbole", "--path", tmp_path / "x.inter", "--data-dir", tmp_path, "--catalogue-topic", "items")
     assert "no file beside it describes its items" in str(result.exception)
-
-
-def test_movielens_has_titles(tmp_path: Path):
-    (tmp_path / "ratings.dat").write_text("1::10::5::100\n")
-    (tmp_path / "movies.dat").write_text("10::Heat (1995)::Action|Crime\n")
-    result = invoked("movielens", "--path", tmp_path, "--data-dir", tmp_path, "--catalogue-topic", "items")
-    assert result.exit_code == 0, result.output
-    ((_, event),) = in_topic(tmp_path, "items")
-    assert (event["title"], event["item_features"]) == ("Heat (1995)", {"genres": "Action|Crime"})

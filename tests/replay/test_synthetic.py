@@ -5,11 +5,9 @@ from itertools import islice
 
 import pytest
 
-from streamer.event import EventDecoder
 from streamer.replay import synthetic
 from streamer.replay.events import Events
 from streamer.replay.synthetic import SyntheticStream
-from streamer.sources.base import Chunk, Partition
 
 EVENTS = 60_000
 
@@ -23,7 +21,7 @@ def taken(count: int, seed: int = 0) -> Events:
         whole.timestamps_s += part.timestamps_s
         if len(whole) >= count:
             break
-    return whole[:count]
+    return Events(whole.users[:count], whole.items[:count], whole.timestamps_s[:count])
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +40,9 @@ def test_the_seed_determines_the_stream():
 
 def test_times_ascend_and_are_those_of_the_record(events: Events):
     assert events.timestamps_s == sorted(events.timestamps_s)
-    key, _, time_ms = events[:1].records()[0]
+    key, _, time_ms = events.records()[0]
     assert key.decode() == events.users[0]
     assert time_ms == round(events.timestamps_s[0] * 1000)
-
-
-def test_the_trainers_decoder_takes_every_event(events: Events):
-    part = events[:2000]
-    keys, values, times_ms = zip(*part.records(), strict=True)
-    chunk = Chunk(Partition("t", 0), list(range(2000)), list(times_ms), list(keys), list(values))
-    decoded = EventDecoder().decode(chunk)
-    assert (decoded.users, decoded.items, decoded.timestamps_s) == (part.users, part.items, part.timestamps_s)
 
 
 def test_popularity_has_a_long_tail(events: Events):

@@ -20,12 +20,11 @@ INTER = "user_id:token\titem_id:token\n1\t7\n"
 @pytest.mark.parametrize(
     ("path", "name", "message"),
     [
-        ("interaction.csv", "csv", r"interaction\.csv does not exist; did you mean interactions\.csv\?"),
-        ("something-else-entirely", "csv", r"there is interactions\.csv, other\.txt"),
+        ("interaction.csv", "csv", r"interaction\.csv does not exist; there is interactions\.csv, other\.txt"),
         ("nowhere/log.csv", "csv", r"there is no directory .*nowhere"),
         (".", "ta-feng", r"no file in it is named .*D11 and D12.*there is interactions\.csv, other\.txt"),
-        ("x.zip", "movielens", r"no file in it is named ratings\.csv or .*u\.data; there is a\.md, b\.md"),
-        ("x.zip", None, "cannot be guessed"),
+        ("x.zip", "movielens", "is an archive: unpack it first"),
+        (".", "movielens", r"no file in it is named ratings\.csv or .*u\.data; there is interactions\.csv"),
     ],
 )
 def test_log_that_is_not_there_is_reported_with_what_is(write, path, name, message):
@@ -34,7 +33,6 @@ def test_log_that_is_not_there_is_reported_with_what_is(write, path, name, messa
     if path == "x.zip":
         with zipfile.ZipFile(where / "x.zip", "w") as archive:
             archive.writestr("a.md", "a")
-            archive.writestr("b.md", "b")
     with pytest.raises(SourceError, match=message):
         open_log(where / path, name)
 
@@ -47,9 +45,8 @@ def test_log_that_is_not_there_is_reported_with_what_is(write, path, name, messa
         (
             "csv",
             "usr_id,item_id\na,x\n",
-            r"no column 'user_id'.* did you mean usr_id\? the columns are usr_id, item_id",
+            r"no column 'user_id' for user_id; the columns are usr_id, item_id",
         ),
-        ("csv", "user_id,item_id,item_id\na,x,y\n", r"two columns are called 'item_id': .* item_id=2"),
         ("csv", "one\ntwo\n", "no two columns"),
         ("gowalla", "a\tb\n", r"2 columns, e\.g\. 'a\\tb'; expected"),
         ("gowalla", "1\tno\t1\t2\t3\n", r"none of its 1 rows is an event, e\.g\. line 1: bad_timestamp: 1\tno"),
@@ -74,7 +71,7 @@ def test_column_that_was_named_and_is_missing_is_reported(write, part):
     [
         ({"log.csv": GOOD}, {"item_features": ("colour",)}, "no column 'colour'; the columns are user_id"),
         ({"x.inter": INTER}, {"item_features": ("colour",)}, r"no column 'colour', and no x\.item beside it"),
-        ({"x.inter": INTER, "x.item": "id:token\ta:token\n7\tb\n"}, {}, r"x\.item: there is no column 'item_id' or"),
+        ({"x.inter": INTER, "x.item": "id:token\ta:token\n7\tb\n"}, {}, r"x\.item: there is no column 'item_id'"),
         ({"u.data": RATINGS}, {"item_features": ("colour",)}, r"and no movies\.csv or movies\.dat or u\.item beside"),
         ({"u.data": RATINGS}, {"user_features": ("shoe",)}, r"no column 'shoe', and no users\.dat or u\.user beside"),
         ({"u.data": RATINGS, "u.item": MOVIE}, {"item_features": ("colour",)}, r"u\.item: there is no column 'colour'"),
@@ -86,15 +83,15 @@ def test_missing_feature_is_reported(write, files, options, message):
         open_log(path, None, LogSettings(**options))
 
 
-def test_two_columns_of_one_name_do_not_matter_if_they_are_no_part_of_an_event(write):
-    with open_log(write("log.csv", "user_id,item_id,note,note\na,x,y,z\n"), "csv") as log:
-        assert len(log) == 1
+def test_of_two_columns_of_one_name_the_first_counts(write):
+    with open_log(write("log.csv", "user_id,item_id,item_id,note,note\na,x,y,n,n\n"), "csv") as log:
+        assert rows_of(log) == [("a", "x", None)]
 
 
 def test_compressed_file_that_is_cut_off_is_reported(tmp_path):
     raw = gzip.compress(("user_id,item_id\n" + "".join(f"u{n},i{n * n}\n" for n in range(50_000))).encode())
     (tmp_path / "log.csv.gz").write_bytes(raw[: len(raw) // 2])
-    with pytest.raises(SourceError, match=r"log\.csv\.gz: the compressed file is cut off or damaged"):
+    with pytest.raises(SourceError, match=r"log\.csv\.gz: .* cut off"):
         open_log(tmp_path / "log.csv.gz", "csv")
 
 
@@ -104,7 +101,7 @@ def test_pattern_that_reaches_into_directories_takes_files_of_one_name(write):
     with open_log(path.parents[1] / "*" / "part.csv", "csv") as log:
         assert rows_of(log) == [("a", "x", 1.0), ("b", "y", 3.0)]
         assert log.files == [path.parents[1] / "a" / "part.csv", path]
-        assert log.malformed.examples == ["a/part.csv, line 3: missing_user_id: ,x,2"]
+        assert log.malformed.examples == [f"{log.files[0]}, line 3: missing_user_id: ,x,2"]
 
 
 def test_files_with_different_columns_are_reported(write):
@@ -120,26 +117,20 @@ def test_too_little_memory_is_reported(write):
         open_log(path, "csv", LogSettings(memory_limit="1MB"))
 
 
-def test_memory_limit_or_directory_that_cannot_be_used_is_reported(write):
-    path = write("log.csv", GOOD)
+def test_memory_limit_that_is_none_is_reported(write):
     with pytest.raises(SettingsError, match="memory-limit is 'much'"):
-        open_log(path, "csv", LogSettings(memory_limit="much"))
-    with pytest.raises(SettingsError, match=r"temp-dir .*nowhere cannot be used"):
-        open_log(path, "csv", LogSettings(temp_dir=path.parent / "nowhere"))
+        open_log(write("log.csv", GOOD), "csv", LogSettings(memory_limit="much"))
 
 
-def test_temporary_files_are_gone_when_the_log_is_closed_and_it_may_be_closed_twice(write, tmp_path):
+def test_temporary_files_are_gone_when_the_log_is_closed_and_it_may_be_closed_twice(write, tmp_path, monkeypatch):
     (temporary := tmp_path / "temporary").mkdir()
-    with open_log(write("log.csv", GOOD), "csv", LogSettings(temp_dir=temporary)) as log:
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    with open_log(write("log.csv", GOOD), "csv") as log:
         assert list(temporary.iterdir())
     assert list(temporary.iterdir()) == []
     log.close()
-
-
-@pytest.mark.parametrize("content", ["", "one\ntwo\n", "user_id,item_id\n,\n"])
-def test_temporary_files_are_gone_when_the_log_cannot_be_opened(write, tmp_path, content):
-    (temporary := tmp_path / "temporary").mkdir()
-    with pytest.raises(SourceError) as caught:  # keeps all that the failed call knew alive
-        open_log(write("log.csv", content), "csv", LogSettings(temp_dir=temporary))
-    assert list(temporary.iterdir()) == []
-    assert caught.value.__traceback__ is not None
+    for content in ("", "one\ntwo\n", "user_id,item_id\n,\n"):
+        with pytest.raises(SourceError) as caught:  # keeps all that the failed call knew alive
+            open_log(write("log.csv", content), "csv")
+        assert list(temporary.iterdir()) == []
+        assert caught.value.__traceback__ is not None

@@ -7,12 +7,12 @@ import random
 import duckdb
 import numpy as np
 import pytest
-from contracts.dataset_contract import rows_in, rows_of
+from contracts.dataset_contract import rows_of
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from streamer.replay.datasets import LogSettings, open_log
-from streamer.replay.datasets.stream import shuffled_sql
+from streamer.replay.datasets.order import shuffled_sql
 
 
 def keys(rows: list[int] | range, seed: int) -> list[int]:
@@ -105,14 +105,6 @@ def test_pass_with_a_seed_is_the_order_that_the_seed_gives_from_the_start(write)
         assert rows_of(other, pass_seed=5) == rows_of(log)
 
 
-def test_passes_may_run_at_the_same_time(write):
-    with open_log(write("log.csv", csv_of([1] * 50)), "csv") as log:
-        one, two = log.batches(10, pass_seed=1), log.batches(10, pass_seed=2)
-        mixed = [(rows_in(a), rows_in(b)) for a, b in zip(one, two, strict=True)]
-        assert [row for a, _ in mixed for row in a] == rows_of(log, pass_seed=1)
-        assert [row for _, b in mixed for row in b] == rows_of(log, pass_seed=2)
-
-
 def test_limit_is_the_beginning_of_the_stream_in_every_pass(write):
     path = write("log.csv", csv_of([n // 10 for n in range(100)]))
     with open_log(path, "csv") as whole, open_log(path, "csv", LogSettings(limit=15)) as log:
@@ -132,9 +124,3 @@ def test_interactions_are_the_stream_with_codes_by_first_appearance(write):
     assert found.user_ids == list(dict.fromkeys(user for user, _, _ in rows))
     assert found.users.dtype == found.items.dtype == np.int64
     assert len(found) == 60
-
-
-def test_interactions_know_only_ids_that_the_filters_left(write):
-    with open_log(write("log.csv", csv_of([1] * 20)), "csv", LogSettings(limit=3)) as log:
-        found = log.interactions()
-    assert sorted(set(found.items.tolist())) == list(range(len(found.item_ids))) == [0, 1, 2]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from click.testing import CliRunner
 
 from streamer.cli.main import cli
-from streamer.replay.evaluation.record import Measure, Record
+from streamer.replay.evaluation.results import Measure, Run
 
 TINY = ["--set", "dim=8", "--set", "batch_size=64", "--threads", "1"]
+SIZES = {"users": 3, "items": 4, "events": 5}
 
 
 def streamer(*arguments: object) -> str:
@@ -20,18 +22,22 @@ def streamer(*arguments: object) -> str:
     return result.stdout
 
 
-def rows_in(out: Path, timed: bool = True) -> list[dict[str, object]]:
-    """Rows of results.json, with or without those that measure time."""
-    rows = json.loads((out / "results.json").read_text())
-    return [row for row in rows if timed or row["k"]]
+def compare(log: Path, *arguments: object) -> list[dict[str, Any]]:
+    """The runs of a tiny comparison."""
+    found: list[dict[str, Any]] = json.loads(streamer("compare", "--data", log, "--json", *TINY, *arguments))
+    return found
 
 
-def record(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Record:
+def figures(runs: list[dict[str, Any]], *, baselines: bool = False) -> list[dict[str, Any]]:
+    """What was measured, without times."""
+    return [m for run in runs for m in run["measures"] if m["k"] and bool(m["baseline"]) >= baselines]
+
+
+def run(method: str = "xir", seed: int = 0, value: float = 0.5, **more: object) -> Run:
     """A run that was never run."""
     measures = [
         Measure("recall", 10, "all", value),
         Measure("hr", 10, "second-half/all", value / 2, "most-popular"),
     ]
-    about = {"users": 3, "items": 4, "events": 5, "epochs": 2}
-    base = {"data": "log", "protocol": "offline", "settings": {}, "log": {}, "measures": measures, "about": about}
-    return Record(method=method, seed=seed, **(base | more))  # type: ignore[arg-type]
+    base = {"data": "log", "protocol": "offline", "measures": measures, "about": SIZES | {"epochs": 2}}
+    return Run(method=method, seed=seed, **(base | more))  # type: ignore[arg-type]

@@ -63,10 +63,3 @@ def test_pairs_of_some_users_are_those_that_a_loop_finds(pairs, users):
     place, items = held.pairs(np.array(users, np.int64))
     slow = [(p, i) for p, user in enumerate(users) for i in sorted({i for u, i in pairs if u == user})]
     assert list(zip(place.tolist(), items.tolist(), strict=True)) == slow
-
-
-@given(PAIRS, st.lists(st.tuples(st.integers(0, USERS - 1), st.integers(-1, ITEMS + 3)), min_size=1, max_size=20))
-def test_contain_answers_as_a_set_does(pairs, asked):
-    held = ItemsByUser.of(*columns(pairs), USERS)
-    users, items = columns(asked)
-    assert held.contain(users, items[:, None])[:, 0].tolist() == [pair in set(pairs) for pair in asked]
