@@ -66,10 +66,32 @@ class Chunk:
     def __len__(self) -> int:
         return len(self.offsets)
 
+    def part(self, start: int, stop: int | None = None) -> Chunk:
+        """The records `start` to `stop`; what was lost before the first one goes with
+        it.
+        """
+        which = slice(start, stop)
+        return Chunk(
+            self.partition,
+            self.offsets[which],
+            self.timestamps_ms[which],
+            self.keys[which],
+            self.values[which],
+            self.lost if start == 0 else 0,
+        )
+
+    def extend(self, more: Chunk) -> None:
+        """Append the records that follow."""
+        self.offsets += more.offsets
+        self.timestamps_ms += more.timestamps_ms
+        self.keys += more.keys
+        self.values += more.values
+        self.lost += more.lost
+
 
 class RebalanceListener(Protocol):
     """Takes partitions over and gives them up. A source calls it inside `open` and
-    `poll`, on the polling thread.
+    `poll`: the polling thread waits for it.
     """
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
@@ -81,6 +103,12 @@ class RebalanceListener(Protocol):
         """
         ...
 
+    def on_start(self, starts: Positions) -> Positions:
+        """Return where to start reading partitions that were assigned, given where the
+        source would: there, or earlier.
+        """
+        return starts
+
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
         """Give up these partitions: nothing more of them may be trained.
 
@@ -88,6 +116,31 @@ class RebalanceListener(Protocol):
         next, if the source has groups.
         """
         ...
+
+    def on_lost(self, partitions: Iterable[Partition]) -> None:
+        """Forget these partitions: others may read them already, so nothing of them may
+        be trained, saved or committed any more.
+        """
+        ...
+
+
+class StartAt(RebalanceListener):
+    """A listener without state: reading begins at given positions.
+
+    Args:
+        positions: where partitions begin; others begin by the source's policy.
+    """
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+
+    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+        return {p: self._positions[p] for p in partitions if p in self._positions}
+
+    def on_revoked(self, partitions: Iterable[Partition]) -> None:
+        """Nothing is to be given up."""
+
+    on_lost = on_revoked
 
 
 class Source(Protocol):
@@ -124,11 +177,20 @@ class Source(Protocol):
 
     @property
     def all_assigned(self) -> bool:
-        """Whether every partition is ours, is read by another reader that lives, or was
-        trained to its end by one.
+        """Whether every partition is ours, or was trained by another reader up to the
+        end that it had when we first looked.
 
-        False in the middle of a rebalance, and while a reader that died is not yet
-        known to be dead. For the polling thread; may take a moment.
+        For the polling thread; may take a moment.
+        """
+        ...
+
+    @property
+    def is_member(self) -> bool:
+        """Whether our partitions are ours for all we know. For any thread.
+
+        False when the group has not heard of us for as long as a session lasts, as
+        after a pause of the process: others may have been given our partitions. Then
+        either the group confirms that we are a member, or `on_lost` is called.
         """
         ...
 

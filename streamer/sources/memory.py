@@ -1,8 +1,8 @@
 """Topics in memory: the twin of a real log that tests, and programs without one, use.
 
 The simplest thing that keeps the Source protocol: records lie in one list in append
-order, and a reader walks along it. `MemorySource.assign` and `revoke` play the part of
-a group's coordinator.
+order, and a reader walks along it. `MemorySource.assign`, `revoke` and `lose` play the
+part of a group's coordinator.
 
     log = MemoryLog()
     log.create_topic("interactions", partitions=2)
@@ -15,8 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
@@ -29,18 +28,13 @@ from streamer.sources.positions import (
 )
 
 
-class _Stored(NamedTuple):
-    partition: Partition
-    offset: int
-    record: Record
-
-
 class MemoryLog:
     """Topics with partitions, shared by any number of writing and reading threads."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.stored: list[_Stored] = []
+        self.stored: list[Chunk] = []
+        """One record each."""
         self.committed: dict[str, dict[Partition, int]] = {}
         """For each group the positions it committed last."""
         self.trained_by: dict[tuple[str, Partition], tuple[str, int]] = {}
@@ -69,15 +63,13 @@ class MemoryLog:
         """Append records, by key or to the given partition."""
         with self.changed:
             ends = self._ends_of(topic)
-            for record in records:
-                number = (
-                    self._partitioners[topic].choose(record[0])
-                    if partition is None
-                    else partition
-                )
-                self.stored.append(
-                    _Stored(Partition(topic, number), ends[number], record)
-                )
+            for key, value, time_ms in records:
+                number = partition
+                if number is None:
+                    number = self._partitioners[topic].choose(key)
+                of = Partition(topic, number)
+                stored = Chunk(of, [ends[number]], [time_ms], [key], [value])
+                self.stored.append(stored)
                 ends[number] += 1
             self.changed.notify_all()
 
@@ -89,10 +81,8 @@ class MemoryLog:
     def end_offsets(self, topic: str) -> dict[Partition, int]:
         """The position after the last record of each partition."""
         with self.changed:
-            return {
-                Partition(topic, number): end
-                for number, end in enumerate(self._ends_of(topic))
-            }
+            ends = self._ends_of(topic)
+            return {Partition(topic, number): end for number, end in enumerate(ends)}
 
     def _ends_of(self, topic: str) -> list[int]:
         if topic not in self._ends:
@@ -110,18 +100,19 @@ class MemorySource:
         topics: one topic or several.
         partitions: the partition numbers to read of every topic; None for all. May be
             empty: `assign` adds some.
-        start: where partitions begin that neither the listener nor the group has a
-            position for.
         group: the name under which `commit` stores positions in `log.committed`.
         trainer: what tells our commits from those of others; "" if nothing does.
     """
+
+    at_end = False
+    is_member = True
+    problem = None
 
     def __init__(
         self,
         log: MemoryLog,
         topics: str | Sequence[str],
         partitions: Collection[int] | None = None,
-        start: Literal["earliest", "latest"] = "earliest",
         group: str = "streamer",
         trainer: str = "",
     ) -> None:
@@ -130,67 +121,53 @@ class MemorySource:
         self._since: dict[Partition, int] = {}
         self._topics = as_topics(topics)
         self._wanted = partitions
-        self._start = start
         self._group = group
         self._listener: RebalanceListener | None = None
-        self._rebalances: deque[tuple[bool, list[Partition]]] = deque()
+        self._rebalances: deque[Callable[[], None]] = deque()
         self._positions: dict[Partition, int] = {}
-        self._all_assigned = True
-        self._cursor = (
-            0  # index into log.stored; everything of ours before it was returned
-        )
+        self.all_assigned = True
+        """A reader from which everything was revoked waits for what is assigned next."""
+        self._cursor = 0
+        """Index into `log.stored`; everything of ours before it was returned."""
 
     def open(self, listener: RebalanceListener) -> None:
         """Take the wanted partitions, or all. See `Source.open`."""
-        existing = self._log.topics()
-        for topic in self._topics:
-            if topic not in existing:
-                raise UnknownTopic(
-                    f"there is no topic {topic!r}; there are {sorted(existing) or 'none'}"
-                )
         self._listener = listener
-        ours = [
-            p
-            for topic in self._topics
-            for p in checked_partitions(topic, existing[topic], self._wanted)
-        ]
+        ours: list[Partition] = []
+        for topic in self._topics:
+            existing = len(self._log.end_offsets(topic))
+            ours += checked_partitions(topic, existing, self._wanted)
         if ours:
             self._take_over(ours)
 
-    def assign(self, partitions: Iterable[Partition]) -> None:
+    def assign(self, partitions: Collection[Partition]) -> None:
         """Give these partitions to this reader, inside its next poll. Any thread may
         call.
         """
-        self._announce(True, partitions)
+        self._announce(lambda: self._take_over(partitions))
 
-    def revoke(self, partitions: Iterable[Partition]) -> None:
+    def revoke(self, partitions: Collection[Partition]) -> None:
         """Take these partitions from this reader, inside its next poll. Any thread may
         call.
         """
-        self._announce(False, partitions)
+        self._announce(lambda: self._opened.on_revoked(self._let_go(partitions)))
+
+    def lose(self, partitions: Collection[Partition]) -> None:
+        """Take these partitions from this reader without asking it first."""
+        self._announce(lambda: self._opened.on_lost(self._let_go(partitions)))
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`."""
         deadline = time.monotonic() + timeout_s
         while True:
-            self._serve_rebalances()
+            while self._rebalances:
+                self._rebalances.popleft()()
             chunks = self._take(max_records)
-            if (
-                chunks
-                or max_records == 0
-                or not self._wait_for_news(deadline - time.monotonic())
-            ):
+            left_s = deadline - time.monotonic()
+            if chunks or max_records == 0 or left_s <= 0:
                 return chunks
-
-    at_end = False
-    problem = None
-
-    @property
-    def all_assigned(self) -> bool:
-        """See `Source.all_assigned`. A reader from which everything was revoked waits
-        for what is assigned next.
-        """
-        return self._all_assigned
+            with self._log.changed:
+                self._log.changed.wait_for(self._has_news, left_s)
 
     def positions(self) -> Positions:
         """See `Source.positions`."""
@@ -201,17 +178,13 @@ class MemorySource:
         with self._log.changed:
             self._log.committed.setdefault(self._group, {}).update(positions)
             for partition in positions:
-                self._log.trained_by[self._group, partition] = (
-                    self._trainer,
-                    self._since.get(partition, 0),
-                )
+                by = (self._trainer, self._since.get(partition, 0))
+                self._log.trained_by[self._group, partition] = by
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`."""
-        ends: dict[Partition, int] = {}
-        for topic in self._topics:
-            ends.update(self._log.end_offsets(topic))
-        return {partition: ends[partition] for partition in tuple(self._positions)}
+        ours = tuple(self._positions)
+        return {p: self._log.end_offsets(p.topic)[p] for p in ours}
 
     def close(self) -> None:
         """Give up all partitions, without a call of the listener: it is the one who
@@ -220,51 +193,43 @@ class MemorySource:
         self._positions = {}
         self._listener = None
 
-    def _announce(self, come: bool, partitions: Iterable[Partition]) -> None:
+    @property
+    def _opened(self) -> RebalanceListener:
+        assert self._listener is not None, "open comes first"
+        return self._listener
+
+    def _announce(self, rebalance: Callable[[], None]) -> None:
         with self._log.changed:
-            self._rebalances.append((come, list(partitions)))
+            self._rebalances.append(rebalance)
             self._log.changed.notify_all()
 
-    def _serve_rebalances(self) -> None:
-        while self._rebalances:
-            come, partitions = self._rebalances.popleft()
-            if come:
-                self._take_over(partitions)
-            else:
-                self._let_go(partitions)
-
-    def _take_over(self, partitions: list[Partition]) -> None:
-        assert self._listener is not None, "open comes first"
-        trained = self._listener.on_assigned(partitions)
+    def _take_over(self, partitions: Collection[Partition]) -> None:
+        trained = self._opened.on_assigned(partitions)
+        starts: dict[Partition, int] = {}
         for partition in partitions:
+            position = self._starting_position(partition, trained.get(partition))
             end = self._log.end_offsets(partition.topic)[partition]
-            position = self._starting_position(partition, trained.get(partition), end)
-            self._positions[partition] = checked_position(partition, position, end)
-        self._all_assigned = True
+            starts[partition] = checked_position(partition, position, end)
+        self._positions |= self._opened.on_start(starts)
+        self.all_assigned = True
         self._cursor = 0  # what was returned before is left out by its position
 
-    def _starting_position(
-        self, partition: Partition, trained: int | None, end: int
-    ) -> int:
-        """As Kafka has it: how far we or others came, whichever is later; the policy."""
-        committed = self._log.committed.get(self._group, {}).get(partition)
+    def _starting_position(self, partition: Partition, trained: int | None) -> int:
+        """As Kafka has it: how far we or others came, whichever is later."""
+        committed = self._log.committed.get(self._group, {}).get(partition, 0)
         trainer, since = self._log.trained_by.get((self._group, partition), ("", 0))
         ours = trainer == self._trainer != ""
         if ours:
             committed = since  # what we trained after our last checkpoint is lost
-        position = 0 if self._start == "earliest" else end
-        known = [at for at in (trained, committed) if at is not None]
-        if known:
-            position = max(known)
+        position = max(trained or 0, committed)
         self._since[partition] = since if ours else position
         return position
 
-    def _let_go(self, partitions: list[Partition]) -> None:
-        assert self._listener is not None, "open comes first"
+    def _let_go(self, partitions: Collection[Partition]) -> Collection[Partition]:
         for partition in partitions:
             self._positions.pop(partition, None)
-        self._all_assigned = bool(self._positions)
-        self._listener.on_revoked(partitions)
+        self.all_assigned = bool(self._positions)
+        return partitions
 
     def _take(self, max_records: int) -> list[Chunk]:
         chunks: list[Chunk] = []
@@ -272,32 +237,15 @@ class MemorySource:
             while max_records > 0 and self._cursor < len(self._log.stored):
                 stored = self._log.stored[self._cursor]
                 self._cursor += 1
-                if (
-                    self._positions.get(stored.partition, stored.offset + 1)
-                    == stored.offset
-                ):
-                    self._positions[stored.partition] += 1
-                    _extend(chunks, stored)
-                    max_records -= 1
+                partition = stored.partition
+                if self._positions.get(partition) != stored.offsets[0]:
+                    continue
+                self._positions[partition] += 1
+                max_records -= 1
+                if not chunks or chunks[-1].partition != partition:
+                    chunks.append(Chunk(partition, [], [], [], []))
+                chunks[-1].extend(stored)
         return chunks
-
-    def _wait_for_news(self, timeout_s: float) -> bool:
-        with self._log.changed:
-            return timeout_s > 0 and self._log.changed.wait_for(
-                self._has_news, timeout_s
-            )
 
     def _has_news(self) -> bool:
         return bool(self._rebalances) or self._cursor < len(self._log.stored)
-
-
-def _extend(chunks: list[Chunk], stored: _Stored) -> None:
-    """Add a record to the last chunk, or to a new one if the partition changes."""
-    if not chunks or chunks[-1].partition != stored.partition:
-        chunks.append(Chunk(stored.partition, [], [], [], []))
-    key, value, timestamp_ms = stored.record
-    chunk = chunks[-1]
-    chunk.offsets.append(stored.offset)
-    chunk.timestamps_ms.append(timestamp_ms)
-    chunk.keys.append(key)
-    chunk.values.append(value)

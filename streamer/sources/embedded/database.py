@@ -38,13 +38,11 @@ SCHEMA = (
     f"PRAGMA user_version = {FORMAT}",
 )
 
-Run = tuple[Sequence[int], Sequence[bytes | None], Sequence[bytes]]
+Run = tuple[list[int], list[bytes | None], list[bytes]]
 """Timestamps, keys and values of consecutive records of one partition."""
 
 encode_run = msgspec.msgpack.Encoder().encode
-decode_run = msgspec.msgpack.Decoder(
-    tuple[list[int], list[bytes | None], list[bytes]]
-).decode
+decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
 def connect(path: Path, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
@@ -59,14 +57,14 @@ def connect(path: Path, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
     )
 
 
-def create_or_open(path: Path, busy_timeout_s: float) -> sqlite3.Connection:
+def create_or_open(path: Path) -> sqlite3.Connection:
     """Open the log for writing; create its tables if they are missing, even if others
     do the same now.
     """
-    db = connect(path, "rwc", busy_timeout_s)
+    db = connect(path, "rwc", BUSY_TIMEOUT_S)
     try:
         if format_of(db, path) == 0:
-            deadline = time.monotonic() + busy_timeout_s
+            deadline = time.monotonic() + BUSY_TIMEOUT_S
             while True:  # SQLite does not wait by itself here when another process does the same at this moment
                 try:
                     db.execute("PRAGMA journal_mode = WAL")

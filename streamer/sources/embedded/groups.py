@@ -1,9 +1,8 @@
-"""Consumer groups of the embedded log: what each has committed, and when it was seen.
+"""Consumer groups of the embedded log: what each has committed, and the removal of what
+all of them have passed.
 
-`DIR/groups.sqlite3` holds two tables:
-
-    positions  name of the group, topic, number, position
-    seen       name of the group, seconds since the epoch
+The table `committed` holds the name of the group, topic, number, position, and when the
+group was seen, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -14,72 +13,77 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.sources.base import Partition, Positions
-from streamer.sources.embedded.database import (
-    BUSY_TIMEOUT_S,
-    connect,
-    translated_errors,
-)
+from streamer.sources.embedded.database import connect
 
 logger = logging.getLogger(__name__)
 
-GROUPS_FILE = "groups.sqlite3"
 SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS positions (name TEXT, topic TEXT, number INTEGER, position INTEGER, "
-    "PRIMARY KEY (name, topic, number))",
-    "CREATE TABLE IF NOT EXISTS seen (name TEXT PRIMARY KEY, at_s REAL)",
+    "CREATE TABLE IF NOT EXISTS committed (name TEXT, topic TEXT, number INTEGER, "
+    "position INTEGER, seen_s REAL, PRIMARY KEY (name, topic, number))"
 )
+TRIM = """
+    WITH passed AS (
+        SELECT id, min(position) AS position
+        FROM committed JOIN partitions USING (topic, number) GROUP BY id
+    ), oldest AS (
+        SELECT seq, length(records) AS size FROM batches JOIN passed ON id = partition
+        WHERE first_offset + count <= position ORDER BY seq LIMIT 1000
+    ), removed AS (SELECT seq, sum(size) OVER (ORDER BY seq) - size AS before FROM oldest)
+    DELETE FROM batches WHERE seq IN (SELECT seq FROM removed WHERE before < ?)
+"""
 SEEN_EVERY_S = 60.0
+TRIM_EVERY_S = 1.0
+STEP_BYTES = 16 << 20
+"""How much is removed at a time: writers wait for it."""
 FORGOTTEN_AFTER_S = 7 * 86_400.0
 """A group that was not seen for this long is forgotten, as Kafka forgets one."""
 
 
-def committed_positions(
-    data_dir: str | Path, group: str = "streamer"
-) -> dict[Partition, int]:
-    """Return the positions that a group committed last; none if there are none."""
-    path = Path(data_dir) / GROUPS_FILE
-    if not path.exists():
-        return {}
-    with (
-        translated_errors(path),
-        contextlib.closing(connect(path, "ro", BUSY_TIMEOUT_S)) as db,
-    ):
-        rows = db.execute(
-            "SELECT topic, number, position FROM positions WHERE name = ?", (group,)
-        )
-        return {Partition(topic, number): position for topic, number, position in rows}
+@dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """A name under which positions are committed.
+
+    Args:
+        name: of the group.
+        keep_bytes: how large the log may be before what every group has committed is
+            removed; None for any size.
+    """
+
+    name: str = "streamer"
+    keep_bytes: int | None = None
 
 
-class GroupPositions:
+class GroupCommits:
     """What one group commits: taken from any thread, written by the polling one.
 
     Args:
-        path: of the database.
-        name: of the group.
+        path: of the log.
+        group: whose commits these are.
         clock: seconds since the epoch.
     """
 
     def __init__(
-        self, path: Path, name: str, clock: Callable[[], float] = time.time
+        self,
+        path: Path,
+        group: ConsumerGroup,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._path = path
-        self._name = name
+        self._group = group
         self._clock = clock
         self._lock = threading.Lock()
         self._waiting: dict[Partition, int] = {}
         self._seen_s = 0.0
+        self._trim_at = 0.0
 
     def add(self, positions: Positions) -> None:
         """Remember what to write."""
         with self._lock:
             self._waiting.update(positions)
-
-    @property
-    def has_waiting(self) -> bool:
-        return bool(self._waiting)
 
     def flush(self, busy_timeout_s: float = 0.05) -> None:
         """Write what waits, and now and then that the group lives; what cannot be
@@ -89,49 +93,60 @@ class GroupPositions:
             waiting = self._waiting
             self._waiting = {}
         now_s = self._clock()
-        is_due = now_s - self._seen_s >= SEEN_EVERY_S
-        if not (waiting or is_due) or not self._path.parent.exists():
+        if not waiting and now_s - self._seen_s < SEEN_EVERY_S:
             return
+        name = self._group.name
+        rows = [(name, *p, int(at), now_s) for p, at in waiting.items()]
         try:
             with self._transaction(busy_timeout_s) as db:
                 db.execute(
-                    "INSERT OR REPLACE INTO seen VALUES (?, ?)", (self._name, now_s)
+                    "UPDATE committed SET seen_s = ? WHERE name = ?", (now_s, name)
                 )
-                db.executemany(
-                    "INSERT OR REPLACE INTO positions VALUES (?, ?, ?, ?)",
-                    [(self._name, *p, int(at)) for p, at in waiting.items()],
-                )
+                db.executemany("REPLACE INTO committed VALUES (?, ?, ?, ?, ?)", rows)
             self._seen_s = now_s
         except sqlite3.Error as error:
             logger.debug("positions not stored in %s: %s", self._path, error)
             with self._lock:
                 self._waiting = waiting | self._waiting
 
-    def passed_by_all(self) -> dict[Partition, int]:
-        """Return for each partition the position that every group has passed which
-        reads it; groups that were not seen for long are forgotten.
+    def trim(self) -> None:
+        """Remove the oldest runs of records that every group has passed which reads
+        them, if the log is too large; every second, and nothing while a writer is busy.
+
+        A run goes as a whole. Offsets stay as they are: readers see a later beginning,
+        as in Kafka. SQLite uses the space again for records that are appended later;
+        the file does not shrink.
         """
-        with self._transaction(busy_timeout_s=0.05) as db:
-            now_s = self._clock()
-            oldest_s = now_s - FORGOTTEN_AFTER_S
-            db.execute(
-                "INSERT OR IGNORE INTO seen SELECT name, ? FROM positions", (now_s,)
-            )
-            alive = "SELECT name FROM seen WHERE at_s >= ?"
-            db.execute(
-                f"DELETE FROM positions WHERE name NOT IN ({alive})", (oldest_s,)
-            )
-            rows = db.execute(
-                "SELECT topic, number, min(position) FROM positions GROUP BY topic, number"
-            )
-            return {Partition(topic, number): at for topic, number, at in rows}
+        keep_bytes = self._group.keep_bytes
+        now_s = self._clock()
+        if keep_bytes is None or now_s < self._trim_at:
+            return
+        self._trim_at = now_s + TRIM_EVERY_S
+        forgotten_s = now_s - FORGOTTEN_AFTER_S
+        with (
+            contextlib.suppress(sqlite3.Error),
+            self._transaction(busy_timeout_s=0.05) as db,
+        ):
+            excess = _used_bytes(db) - keep_bytes
+            if excess > 0:
+                db.execute("DELETE FROM committed WHERE seen_s < ?", (forgotten_s,))
+                removed = db.execute(TRIM, (min(excess, STEP_BYTES),)).rowcount
+                self._trim_at = now_s if removed else self._trim_at
 
     @contextlib.contextmanager
     def _transaction(self, busy_timeout_s: float) -> Iterator[sqlite3.Connection]:
-        with contextlib.closing(connect(self._path, "rwc", busy_timeout_s)) as db:
+        """All or nothing, with the table of commits."""
+        with contextlib.closing(connect(self._path, "rw", busy_timeout_s)) as db:
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("BEGIN IMMEDIATE")
-            for statement in SCHEMA:
-                db.execute(statement)
+            db.execute(SCHEMA)
             yield db
             db.execute("COMMIT")
+
+
+def _used_bytes(db: sqlite3.Connection) -> int:
+    names = ("page_count", "freelist_count", "page_size")
+    pages, free, page_bytes = (
+        db.execute(f"PRAGMA {name}").fetchone()[0] for name in names
+    )
+    return int((pages - free) * page_bytes)

@@ -6,13 +6,14 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Partition
 from streamer.sources.embedded.database import (
-    BUSY_TIMEOUT_S,
     LOG_FILE,
+    Run,
     create_or_open,
     encode_run,
     rows_of,
@@ -22,6 +23,8 @@ from streamer.sources.embedded.database import (
 )
 from streamer.sources.positions import Partitioner, Record
 
+GROUP_RECORDS = 4096
+"""How many records of an append are sorted by partition together; see `source.py`."""
 MAX_GROUP_BYTES = 16 << 20
 INSERT = "INSERT INTO batches (partition, first_offset, count, max_timestamp_ms, records) VALUES (?, ?, ?, ?, ?)"
 
@@ -32,29 +35,16 @@ class EmbeddedLog:
 
     Args:
         data_dir: the directory of the log; created if it is missing.
-        group_records: how many records of an append are sorted by partition together;
-            see `source.py`.
-        durable: sync to disk at every append, so that a power cut loses nothing;
-            several times slower.
-        busy_timeout_s: how long to wait for another writer.
     """
 
-    def __init__(
-        self,
-        data_dir: str | Path,
-        *,
-        group_records: int = 4096,
-        durable: bool = False,
-        busy_timeout_s: float = BUSY_TIMEOUT_S,
-    ) -> None:
+    def __init__(self, data_dir: str | Path) -> None:
         self._path = Path(data_dir) / LOG_FILE
-        self._group_records = group_records
         self._lock = threading.Lock()
         self._partitioners: dict[str, Partitioner] = {}
         with translated_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._db = create_or_open(self._path, busy_timeout_s)
-            self._db.execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+            self._db = create_or_open(self._path)
+            self._db.execute("PRAGMA synchronous = NORMAL")
 
     def create_topic(self, name: str, partitions: int) -> None:
         """Create a topic; nothing happens if it is there with as many partitions.
@@ -87,41 +77,26 @@ class EmbeddedLog:
         next in turn, or all go to the given partition.
 
         Raises:
+            msgspec.ValidationError: keys and values must be bytes, timestamps integers.
             UnknownTopic: create the topic first.
             SourceUnavailable: another writer kept the log busy for too long.
         """
         with self._transaction():
-            rows = rows_of(self._db, topic)
-            if not rows:
-                raise UnknownTopic(
-                    unknown_topic(self._path, [topic], topics_of(self._db))
-                )
+            rows = self._rows_of(topic)
             if partition is not None and not 0 <= partition < len(rows):
                 raise SourceError(
                     f"topic {topic!r} has partitions 0 to {len(rows) - 1}, not {partition}"
                 )
             ends = [next_offset for _, next_offset in rows]
-            for group in _groups(records, self._group_records):
+            for group in _groups(records, GROUP_RECORDS):
                 for number, run in self._runs(topic, group, len(rows), partition):
                     keys, values, timestamps_ms = zip(*run, strict=True)
-                    _check_types(keys, values, timestamps_ms)
-                    packed = encode_run((timestamps_ms, keys, values))
-                    self._db.execute(
-                        INSERT,
-                        (
-                            rows[number][0],
-                            ends[number],
-                            len(run),
-                            max(timestamps_ms),
-                            packed,
-                        ),
-                    )
+                    columns = (timestamps_ms, keys, values)
+                    checked = msgspec.convert(columns, Run, builtin_types=[bytes])
+                    at = (rows[number][0], ends[number], len(run), max(timestamps_ms))
+                    self._db.execute(INSERT, (*at, encode_run(checked)))
                     ends[number] += len(run)
-            updates = [
-                (end, row[0])
-                for end, row in zip(ends, rows, strict=True)
-                if end != row[1]
-            ]
+            updates = [(end, row) for end, (row, _) in zip(ends, rows, strict=True)]
             self._db.executemany(
                 "UPDATE partitions SET next_offset = ? WHERE id = ?", updates
             )
@@ -135,12 +110,14 @@ class EmbeddedLog:
     def end_offsets(self, topic: str) -> dict[Partition, int]:
         """The position after the last record of each partition."""
         with self._lock, translated_errors(self._path):
-            rows = rows_of(self._db, topic)
-            if not rows:
-                raise UnknownTopic(
-                    unknown_topic(self._path, [topic], topics_of(self._db))
-                )
+            rows = self._rows_of(topic)
         return {Partition(topic, number): end for number, (_, end) in enumerate(rows)}
+
+    def _rows_of(self, topic: str) -> list[tuple[int, int]]:
+        rows = rows_of(self._db, topic)
+        if not rows:
+            raise UnknownTopic(unknown_topic(self._path, [topic], topics_of(self._db)))
+        return rows
 
     def close(self) -> None:
         """Let go of the database. May be called twice."""
@@ -198,15 +175,3 @@ def _groups(records: Sequence[Record], size: int) -> Iterator[Sequence[Record]]:
             yield from _groups(group, max(1, size // 2))
         else:
             yield group
-
-
-def _check_types(
-    keys: Sequence[Any], values: Sequence[Any], timestamps_ms: Sequence[Any]
-) -> None:
-    """Refuse what a reader could not read; at write time, where the mistake is."""
-    if not set(map(type, values)) <= {bytes}:
-        raise TypeError("values must be bytes")
-    if not set(map(type, keys)) <= {bytes, type(None)}:
-        raise TypeError("keys must be bytes or None")
-    if not set(map(type, timestamps_ms)) <= {int}:
-        raise TypeError("timestamps must be integers: milliseconds since the epoch")

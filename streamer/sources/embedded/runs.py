@@ -7,7 +7,6 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 
 import msgspec
 
@@ -27,7 +26,6 @@ class RunReader:
         self._next: dict[int, int] = {}  # the next offset to fetch, by the same id
         self._lost: dict[int, int] = {}  # removed before them, not yet reported
         self._cursor = 0  # every run of ours up to this number was fetched
-        self._idle = False  # the last fetch found nothing
         self._pending: deque[Chunk] = deque()  # fetched, not returned yet
 
     def add(
@@ -59,7 +57,7 @@ class RunReader:
         """Have enough ready for `take(max_records)`, unless it is ready or not there."""
         if self._pending or not self.partitions:
             return
-        passed = self._last_seq() if self._idle else 0
+        last_seq = self._last_seq()
         ids = ",".join(map(str, self.partitions))
         cursor = self._db.execute(
             "SELECT seq, partition, first_offset, count, records FROM batches "
@@ -76,10 +74,9 @@ class RunReader:
             if max_records <= 0:
                 break
         cursor.close()  # ends the read transaction, so that SQLite can recycle its WAL
-        self._idle = not found
-        if self._idle:
+        if not found:
             # pass by what is not ours; its end was asked for before we looked
-            self._cursor = max(self._cursor, passed)
+            self._cursor = max(self._cursor, last_seq)
         for run in found:
             self._unpack(*run)
 
@@ -98,10 +95,9 @@ class RunReader:
                 f"the records of {partition} from offset {first_offset} are damaged: {error}"
             ) from error
         offsets = list(range(first_offset, first_offset + count))
-        chunk = Chunk(partition, offsets, timestamps_ms, keys, values, lost)
-        if first_offset < position:
-            _, chunk = _split(chunk, position - first_offset)
-            chunk.lost = lost
+        chunk = Chunk(partition, offsets, timestamps_ms, keys, values)
+        chunk = chunk.part(max(0, position - first_offset))
+        chunk.lost = lost
         self._next[row] = first_offset + count
         self._pending.append(chunk)
 
@@ -113,11 +109,11 @@ class RunReader:
         while self._pending and max_records > 0:
             chunk = self._pending.popleft()
             if len(chunk) > max_records:
-                chunk, rest = _split(chunk, max_records)
-                self._pending.appendleft(rest)
+                self._pending.appendleft(chunk.part(max_records))
+                chunk = chunk.part(0, max_records)
             max_records -= len(chunk)
             if taken and taken[-1].partition == chunk.partition:
-                _join(taken[-1], chunk)
+                taken[-1].extend(chunk)
             else:
                 taken.append(chunk)
         return taken
@@ -132,27 +128,3 @@ class RunReader:
     def _last_seq(self) -> int:
         last = self._db.execute("SELECT max(seq) FROM batches").fetchone()[0]
         return int(last or 0)
-
-
-def _split(chunk: Chunk, at: int) -> tuple[Chunk, Chunk]:
-    left = _part(chunk, slice(None, at))
-    right = _part(chunk, slice(at, None))
-    return replace(left, lost=chunk.lost), right
-
-
-def _part(chunk: Chunk, part: slice) -> Chunk:
-    return Chunk(
-        chunk.partition,
-        chunk.offsets[part],
-        chunk.timestamps_ms[part],
-        chunk.keys[part],
-        chunk.values[part],
-    )
-
-
-def _join(chunk: Chunk, more: Chunk) -> None:
-    chunk.offsets += more.offsets
-    chunk.timestamps_ms += more.timestamps_ms
-    chunk.keys += more.keys
-    chunk.values += more.values
-    chunk.lost += more.lost

@@ -17,20 +17,18 @@ partitions and topics. A reader returns records in this order, restricted to its
 partitions; the order is fixed when the records are written, so it depends on neither
 poll sizes nor timing, and a reader that goes on at recorded positions sees exactly the
 rest of what it would have seen. Within one `append`, each group of at most
-`group_records` records is sorted by partition (stable, so the order of a key's events
-stays): that makes the runs long. `group_records=1` keeps the append order to the
-record, for a small part of the speed; a topic of one partition always keeps it.
+4096 records is sorted by partition (stable, so the order of a key's events
+stays): that makes the runs long. A topic of one partition keeps the order to the
+record.
 
 **Writers.** An append is one transaction: readers see all of it or nothing, also if the
 writer is killed. Several writers are safe (a replay, and a trainer that writes dead
 letters): SQLite makes them wait for each other. A killed process loses nothing that
-`append` returned from; a power cut may lose the last moments unless `durable=True`.
+`append` returned from; a power cut may lose the last moments.
 
-**Readers** never block writers, nor each other. Committed positions are kept apart, in
-`DIR/groups.sqlite3`, so that storing them does not wait for a writer either.
-
-**Retention.** A reader of a group with `keep_bytes` removes what every group has
-committed, once the log is larger; see `retention`.
+**Readers** never block writers, nor each other. Committed positions are a third table,
+written when no writer is busy; a reader of a group with `keep_bytes` removes what every
+group has committed, once the log is larger: see `groups`.
 
 SQLite's WAL needs a local file system: not for a directory on NFS.
 """
@@ -41,7 +39,6 @@ import contextlib
 import sqlite3
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from streamer.errors import SourceError, UnknownTopic
@@ -54,8 +51,7 @@ from streamer.sources.embedded.database import (
     topics_of,
     translated_errors,
 )
-from streamer.sources.embedded.groups import GROUPS_FILE, GroupPositions
-from streamer.sources.embedded.retention import trim
+from streamer.sources.embedded.groups import ConsumerGroup, GroupCommits
 from streamer.sources.embedded.runs import RunReader
 from streamer.sources.positions import (
     StartPolicy,
@@ -66,23 +62,6 @@ from streamer.sources.positions import (
 )
 
 IDLE_SLEEP_S = 0.01
-TRIM_EVERY_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerGroup:
-    """A name under which positions are committed.
-
-    Args:
-        name: of the group.
-        keep_bytes: how large the log may be before what every group has committed is
-            removed; None for any size.
-    """
-
-    name: str = "streamer"
-    keep_bytes: int | None = None
-
-
 EARLIEST = StartPolicy()
 DEFAULT_GROUP = ConsumerGroup()
 
@@ -105,6 +84,7 @@ class EmbeddedSource:
 
     at_end = False
     all_assigned = True
+    is_member = True
     problem = None
 
     def __init__(
@@ -122,16 +102,12 @@ class EmbeddedSource:
         self._wanted = partitions
         self._start = start
         self._wait_for_topic = wait_for_topic
-        self._keep_bytes = group.keep_bytes if group is not None else None
-        self._commits: GroupPositions | None = None
-        if group is not None:
-            self._commits = GroupPositions(Path(data_dir) / GROUPS_FILE, group.name)
+        self._commits = GroupCommits(self._path, group) if group is not None else None
         self._listener: RebalanceListener | None = None
         self._db: sqlite3.Connection | None = None
         self._inode = 0
         self._runs: RunReader | None = None
         self._ends: dict[int, int] = {}  # by the id of its row, as far as is known
-        self._trim_at = 0.0
 
     def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`."""
@@ -156,9 +132,9 @@ class EmbeddedSource:
         """See `Source.poll`."""
         assert self._listener is not None, "open comes first"
         deadline = time.monotonic() + timeout_s
-        if self._commits is not None:
+        if self._commits is not None and self._db is not None:
             self._commits.flush()
-            self._trim(self._commits)
+            self._commits.trim()
         while True:
             chunks = self._fetch(max_records) if max_records > 0 else []
             remaining_s = deadline - time.monotonic()
@@ -196,10 +172,10 @@ class EmbeddedSource:
 
     def close(self) -> None:
         """Store what was committed and let go of the database. May be called twice."""
-        if self._commits is not None and self._commits.has_waiting:
-            self._commits.flush()
         self._listener = None
         if self._db is not None:
+            if self._commits is not None:
+                self._commits.flush(database.BUSY_TIMEOUT_S)
             self._db.close()
             self._db = None
 
@@ -280,20 +256,11 @@ class EmbeddedSource:
                 warn_of_gap(partition, position, first)
                 lost[partition] = first - position
             positions[partition] = max(position, first)
+        positions |= self._listener.on_start(positions)
         self._runs.add(new, positions, lost)
         if self._commits is not None:  # from now on, retention waits for us
             self._commits.add(positions)
             self._commits.flush(database.BUSY_TIMEOUT_S)
-
-    def _trim(self, commits: GroupPositions) -> None:
-        """Remove what every group has committed, if the log is too large."""
-        now = time.monotonic()
-        if self._keep_bytes is None or self._db is None or now < self._trim_at:
-            return
-        self._trim_at = now + TRIM_EVERY_S
-        with contextlib.suppress(sqlite3.Error):  # another process writes there now
-            if trim(self._path, commits.passed_by_all(), self._keep_bytes):
-                self._trim_at = now
 
 
 def _by_policy(db: sqlite3.Connection, row: int, topic: str, start: StartPolicy) -> int:

@@ -6,16 +6,27 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent import futures
+from functools import wraps
+from typing import Any, TypeVar
 
 from kafka import errors
+from kafka.net.connection import KafkaConnection
 
-from streamer.errors import SettingsError, SourceError, SourceUnavailable
+from streamer.errors import (
+    SettingsError,
+    SourceError,
+    SourceUnavailable,
+    StreamerError,
+)
 from streamer.sources.kafka import private
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 CLOSE_TIMEOUT_S = 5.0
 
@@ -27,12 +38,24 @@ ADVICE = {
     errors.UnsupportedCodecError: "update Streamer, or let the producer choose another compression",
     errors.FencedInstanceIdError: "another trainer runs with a copy of this checkpoint directory, or with the same "
     "group_instance_id: stop one; a copy becomes another trainer when its file trainer-id is deleted",
-    errors.InconsistentGroupProtocolError: "its members use another partition_assignment_strategy, or it is "
-    "not a group of consumers: choose another group_id",
+    errors.InconsistentGroupProtocolError: "its members are no trainers: choose another group_id",
     errors.InvalidSessionTimeoutError: "the broker does not allow this session_timeout_ms",
     errors.CorruptRecordError: "if no replica has it undamaged, remove the records up to it (kafka-delete-records)",
 }
 """What to try, by the client's error."""
+
+REFUSALS = (errors.SaslAuthenticationFailedError, errors.UnsupportedSaslMechanismError)
+"""Wrong at the start; later, the login has changed, and may be put right."""
+TRANSIENT = (
+    errors.RetriableError,
+    errors.UnknownBrokerIdError,
+    # the group goes on without us, and the client joins it again
+    errors.CommitFailedError,
+    errors.IllegalGenerationError,
+    errors.RebalanceInProgressError,
+    errors.UnknownMemberIdError,
+    *REFUSALS,
+)
 
 
 class ClientLog(logging.Handler):
@@ -44,6 +67,10 @@ class ClientLog(logging.Handler):
     """
 
     refusal: errors.KafkaError | None = None
+    hung_up = False
+    """Whether a broker has responded the last time and then hung up, as some do on a
+    wrong login.
+    """
     _last = ""
     _last_at = 0.0
 
@@ -55,12 +82,10 @@ class ClientLog(logging.Handler):
         self._last = message
         self._last_at = time.monotonic()
         for part in record.args if isinstance(record.args, tuple) else ():
-            if isinstance(
-                part,
-                errors.SaslAuthenticationFailedError
-                | errors.UnsupportedSaslMechanismError,
-            ):
+            if isinstance(part, REFUSALS):
                 self.refusal = part
+            elif isinstance(part, KafkaConnection):
+                self.hung_up = part.broker_version is not None
 
     def last_warning(self, age_s: float = 10.0) -> str:
         """The client's last warning, if it is not older."""
@@ -72,11 +97,7 @@ class ClientLog(logging.Handler):
         on seeing them.
         """
         logger = logging.getLogger("kafka")
-        others = [
-            handler
-            for handler in logger.handlers
-            if not isinstance(handler, logging.NullHandler)
-        ]
+        others = [h for h in logger.handlers if type(h) is not logging.NullHandler]
         for handler in others:
             if isinstance(handler, cls):
                 return handler
@@ -120,14 +141,29 @@ def connect_with_network(make: Any, config: dict[str, Any]) -> tuple[Any, Any]:
 
     client_log = ClientLog.attach()
     client_log.refusal = None
+    client_log.hung_up = False
     try:
         return make(**config, kafka_client=remember), networks[-1]
     except Exception as error:
         for network in networks:
             network.close()
-        raise _why_not_connected(
-            client_log.refusal or error, config, client_log.last_warning()
-        ) from error
+        raise _why_not_connected(error, config, client_log) from error
+
+
+def in_thread(call: Callable[[], T]) -> futures.Future[T]:
+    """Have a call done by a thread that nobody has to wait for: the client may never
+    return.
+    """
+    result: futures.Future[T] = futures.Future()
+
+    def work() -> None:
+        try:
+            result.set_result(call())
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=work, name="streamer-kafka", daemon=True).start()
+    return result
 
 
 def hang_up(producer: Any, *, drop_unsent: bool) -> None:
@@ -139,17 +175,26 @@ def hang_up(producer: Any, *, drop_unsent: bool) -> None:
 
 
 def _why_not_connected(
-    error: Exception, config: dict[str, Any], last_warning: str
+    error: Exception, config: dict[str, Any], client_log: ClientLog
 ) -> Exception:
     servers = ", ".join(config["bootstrap_servers"])
+    refusal = client_log.refusal
+    if (
+        refusal is None
+        and client_log.hung_up
+        and "SASL" in config.get("security_protocol", "")
+    ):
+        refusal = errors.SaslAuthenticationFailedError("it hangs up while we log in")
+    if refusal is not None:
+        message = _with_advice(refusal, f"Kafka at {servers} does not let us in")
+        return SourceError(message)
     if isinstance(error, errors.KafkaTimeoutError):
         seconds = config["bootstrap_timeout_ms"] / 1000
+        last_warning = client_log.last_warning()
         said = f" ({last_warning})" if last_warning else ""
-        advice = "is it running, and are its address and security_protocol right?"
-        if "SASL" in config.get("security_protocol", ""):
-            advice += " It may also hang up on a wrong login: check sasl_username and sasl_password"
         return SourceUnavailable(
-            f"no Kafka broker responded at {servers} within {seconds:g} s{said}; {advice}"
+            f"no Kafka broker responded at {servers} within {seconds:g} s{said}; is it "
+            "running, and are its address and security_protocol right?"
         )
     if isinstance(error, errors.KafkaError) and not isinstance(
         error, errors.KafkaConfigurationError
@@ -158,28 +203,60 @@ def _why_not_connected(
     return SettingsError([f"Kafka client for {servers}: {error}"])
 
 
-def is_transient(error: errors.KafkaError) -> bool:
+def is_transient(error: Exception) -> bool:
     """True if the client itself gets over it: a broker is away, a leader moves."""
-    if isinstance(error, errors.CorruptRecordError):
-        return False
-    return isinstance(error, errors.RetriableError | errors.UnknownBrokerIdError)
+    return isinstance(error, TRANSIENT)
 
 
-def streamer_error(error: errors.KafkaError, where: str) -> SourceError:
+def streamer_error(error: Exception, where: str) -> SourceError:
     """Return what happened, where, and what to try."""
     kind = SourceUnavailable if is_transient(error) else SourceError
-    for refusal, advice in ADVICE.items():
-        if isinstance(error, refusal):
-            return kind(f"{where}: {error}; {advice}")
-    return kind(f"{where}: {error}")
+    return kind(_with_advice(error, where))
+
+
+def _with_advice(error: Exception, where: str) -> str:
+    what = str(error) if isinstance(error, errors.KafkaError) else repr(error)
+    for kind, advice in ADVICE.items():
+        if isinstance(error, kind):
+            return f"{where}: {what}; {advice}"
+    return f"{where}: {what}"
 
 
 @contextlib.contextmanager
-def to_streamer_error(where: str, *, ignore_transient: bool = False) -> Iterator[None]:
-    """Turn the client's errors into ours; transient ones may be logged and ignored."""
+def to_streamer_error(where: str) -> Iterator[None]:
+    """Turn all errors of the client into ours, with the client's as `__cause__`."""
     try:
         yield
-    except errors.KafkaError as error:
-        if not (ignore_transient and is_transient(error)):
-            raise streamer_error(error, where) from error
-        log.debug("%s: %s", where, error)
+    except StreamerError:
+        raise
+    except Exception as error:
+        raise streamer_error(error, where) from error
+
+
+class GuardedClient:
+    """A client of kafka-python that raises no errors but ours.
+
+    Args:
+        client: the client, or a part of it.
+        where: what to call it in messages.
+    """
+
+    def __init__(self, client: Any, where: str) -> None:
+        self._client = client
+        self._where = where
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._client, name)
+        return self._guarded(found) if callable(found) else found
+
+    def private(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of `private.py`."""
+        return self._guarded(function)(self._client, *arguments)
+
+    def _guarded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(*arguments: Any, **named: Any) -> Any:
+            with to_streamer_error(self._where):
+                return function(*arguments, **named)
+
+        return call

@@ -1,32 +1,33 @@
-"""One `KafkaConsumer`, in terms of our partitions, run by a thread of its own.
+"""One `KafkaConsumer`, in terms of our partitions.
 
-kafka-python calls a rebalance listener on its I/O thread while the caller of `poll` is
-blocked; a `RebalanceListener` is promised the polling thread. So the polling thread has
-`poll` run by another thread, and serves the listener's calls until that returns.
+kafka-python calls a rebalance listener on its I/O thread, which also sends heartbeats,
+while the caller of `poll` is blocked. A `RebalanceListener` may take long, so it is
+called by a thread of its own, and the I/O thread goes on meanwhile.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent import futures
 from difflib import get_close_matches
-from typing import Any, TypeVar
+from typing import Any
 
-from kafka import AsyncConsumerRebalanceListener, KafkaConsumer, TopicPartition, errors
+from kafka import AsyncConsumerRebalanceListener, KafkaConsumer, TopicPartition
 from kafka.future import Future
 from kafka.structs import MemberState
 
-from streamer.errors import UnknownTopic
-from streamer.sources.base import Partition, Position
+from streamer.errors import SourceError, UnknownTopic
+from streamer.sources.base import Partition, Position, RebalanceListener
 from streamer.sources.kafka import private
-from streamer.sources.kafka.client import connect_with_network
+from streamer.sources.kafka.client import (
+    GuardedClient,
+    connect_with_network,
+    in_thread,
+)
 from streamer.sources.kafka.offsets import Commit
 from streamer.sources.kafka.settings import KafkaSettings
-
-T = TypeVar("T")
 
 LOOKUP_TIMEOUT_MS = 2_000
 
@@ -35,7 +36,8 @@ class Consumer:
     """A consumer of the settings' topics: by `subscribe`, as a member of a group, or by
     `assign`, without one.
 
-    Its methods raise the client's errors.
+    Its methods raise no errors but ours: `SourceUnavailable` for what the client gets
+    over.
 
     Args:
         settings: how to connect.
@@ -46,24 +48,36 @@ class Consumer:
         config = settings.consumer_config() | {"group_id": group_id}
         if group_id is None:
             config.pop("group_instance_id", None)
-        self._client, self._network = connect_with_network(KafkaConsumer, config)
-        self._cluster = self._network.cluster
+        client, self._network = connect_with_network(KafkaConsumer, config)
+        where = f"{settings.where}, topic {', '.join(settings.topics)}"
+        self._client = GuardedClient(client, where)
+        self._cluster = GuardedClient(self._network.cluster, where)
         self._where = settings.where
         self.topics = settings.topics
         self.instance_id: str = self._client.config["group_instance_id"] or ""
         self.session_s: float = self._client.config["session_timeout_ms"] / 1000
         self.fetch_wait_ms: int = self._client.config["fetch_max_wait_ms"]
-        self.retry_backoff_s: float = self._client.config["retry_backoff_ms"] / 1000
-        self._thread = ClientThread("streamer-kafka")
+        self.confirmed_s = -math.inf
+        """When the last heartbeat was sent that the group has answered, by the monotonic
+        clock.
+        """
         self._closing = False
+        self._failure: BaseException | None = None
 
     # -------------------------------------------------------------------- reading
 
     def poll(self, max_records: int, timeout_s: float) -> dict[Partition, list[Any]]:
-        """Return `ConsumerRecord`s by partition; rebalances are served meanwhile."""
-        found = self._thread.run(
-            lambda: self._client.poll(round(timeout_s * 1000), max_records)
-        )
+        """Return `ConsumerRecord`s by partition; rebalances are served meanwhile.
+
+        Raises:
+            Exception: what the listener has raised; the client would bury it in an
+                error of its own.
+        """
+        found = self._client.poll(round(timeout_s * 1000), max_records)
+        if self._failure is not None:
+            failure = self._failure
+            self._failure = None
+            raise failure
         return {Partition(*tp): records for tp, records in found.items()}
 
     def pause(self, partitions: Iterable[Partition]) -> None:
@@ -78,15 +92,11 @@ class Consumer:
         """
         tp = TopicPartition(*partition)
         self._client.seek(tp, int(position))
-        private.seek(self._client, tp, int(position), position.leader_epoch)
+        self._client.private(private.seek, tp, int(position), position.leader_epoch)
 
     def position(self, partition: Partition) -> int:
         """Return the offset that is fetched next, as far as is known now."""
         return self._client.position(TopicPartition(*partition), timeout_ms=0) or 0
-
-    def leader_epoch(self, partition: Partition) -> int:
-        """Return the leader epoch of what was read last; -1 if it is not known."""
-        return private.leader_epoch(self._client, TopicPartition(*partition))
 
     # -------------------------------------------------------------------- membership
 
@@ -94,21 +104,27 @@ class Consumer:
         """Read these, whatever a group says."""
         self._client.assign(_for_client(partitions))
 
-    def subscribe(
-        self,
-        assigned: Callable[[list[Partition]], None],
-        revoked: Callable[[list[Partition], bool], None],
-    ) -> None:
-        """Join the group. It calls `assigned` and `revoked` inside of `poll`; the latter
-        with whether the partitions were lost, so that nothing of them can be committed.
-        """
-        listener = _Rebalances(self._serve, assigned, revoked)
-        self._client.subscribe(topics=list(self.topics), listener=listener)
+    def subscribe(self, listener: RebalanceListener) -> None:
+        """Join the group; the listener is called inside of `poll`."""
+        rebalances = _Rebalances(self._serve, listener)
+        self._client.subscribe(topics=list(self.topics), listener=rebalances)
+        self._client.private(private.on_heartbeat, self._on_heartbeat)
 
-    async def _serve(self, call: Callable[[], None]) -> None:
-        """Have the polling thread call something, unless we are leaving."""
+    async def _serve(
+        self, call: Callable[[list[Partition]], Any], partitions: Iterable[Any]
+    ) -> None:
+        """Call the listener, unless we are leaving."""
+        ours = [Partition(*tp) for tp in sorted(partitions)]
+        is_done = Future()
+
+        def done(result: futures.Future[Any]) -> None:
+            self._failure = self._failure or result.exception()
+            is_done.success(None)
+            self._network.wakeup()
+
         if not self._closing:
-            await self._thread.ask(call, self._network.wakeup)
+            in_thread(lambda: call(ours)).add_done_callback(done)
+            await is_done
 
     @property
     def is_stable(self) -> bool:
@@ -120,9 +136,12 @@ class Consumer:
         """Our id in the group, as the broker gave it."""
         return str(self._client.group_metadata().member_id)
 
+    def _on_heartbeat(self, sent_s: float) -> None:
+        self.confirmed_s = sent_s
+
     def request_rejoin(self) -> None:
         """Have the group rebalance."""
-        private.request_rejoin(self._client)
+        self._client.private(private.request_rejoin)
 
     # -------------------------------------------------------------------- commits
 
@@ -142,7 +161,7 @@ class Consumer:
 
         try:
             self._client.commit_async(_offsets(commits), acknowledged)
-        except errors.KafkaError as error:
+        except SourceError as error:
             done(error)
 
     def committed(self, partitions: Iterable[Partition]) -> dict[Partition, Commit]:
@@ -161,7 +180,7 @@ class Consumer:
 
     def ask_before_commits(self, may_commit: Callable[[], bool]) -> None:
         """Have each commit dropped unless it is allowed when it is sent."""
-        private.ask_before_commits(self._client, may_commit)
+        self._client.private(private.ask_before_commits, may_commit)
 
     # -------------------------------------------------------------------- lookups
 
@@ -209,8 +228,7 @@ class Consumer:
             if time.monotonic() >= deadline:
                 raise UnknownTopic(
                     f"{self._where} has no topic {', '.join(map(repr, missing))} that "
-                    f"this client may read; {_near(missing, existing)} Create the topic, "
-                    "or set the client's allow_auto_create_topics to true"
+                    f"this client may read; {_near(missing, existing)} Create the topic"
                 )
             time.sleep(0.2)
 
@@ -255,127 +273,28 @@ class Consumer:
             finally:
                 self._client.close(autocommit=False, timeout_ms=half_ms)
 
-        try:
-            self._thread.run(leave, timeout_s)
-        finally:
-            self._thread.stop()
-
-
-class ClientThread:
-    """Runs calls one after the other. `run` is for one thread, `ask` for any other."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._inbox: queue.SimpleQueue[_Question | None] | None = None
-        threading.Thread(target=self._work, name=name, daemon=True).start()
-
-    def run(self, call: Callable[[], T], timeout_s: float | None = None) -> T:
-        """Return what `call()` returns, and do what is asked until then.
-
-        Raises:
-            TimeoutError: it takes longer than `timeout_s`; it goes on behind our back.
-        """
-        result: futures.Future[T] = futures.Future()
-        inbox: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
-        result.add_done_callback(lambda _: inbox.put(None))
-        self._inbox = inbox
-        self._jobs.put(lambda: _fulfil(result, call))
-        try:
-            while (question := inbox.get(timeout=timeout_s)) is not None:
-                question.answer()
-        except queue.Empty:
-            raise TimeoutError(f"no end after {timeout_s:.1f} s") from None
-        finally:
-            self._inbox = None
-            while not inbox.empty():
-                if (unanswered := inbox.get()) is not None:
-                    unanswered.release()
-        return result.result()
-
-    async def ask(self, call: Callable[[], None], wakeup: Callable[[], None]) -> None:
-        """Have `call()` done by the thread that waits in `run`; nobody does if that was
-        interrupted.
-
-        For the client's I/O thread, which sends heartbeats meanwhile; `wakeup` has it
-        look again.
-        """
-        inbox = self._inbox
-        if inbox is None:
-            return
-        question = _Question(call, wakeup)
-        inbox.put(question)
-        if self._inbox is inbox:  # or `run` may have ended without seeing it
-            await question.done
-
-    def stop(self) -> None:
-        """End the thread after what it is doing."""
-        self._jobs.put(None)
-
-    def _work(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
-
-
-class _Question:
-    """A call that the I/O thread waits for."""
-
-    def __init__(self, call: Callable[[], None], wakeup: Callable[[], None]) -> None:
-        self.done = Future()
-        self._call = call
-        self._wakeup = wakeup
-
-    def answer(self) -> None:
-        try:
-            self._call()
-        finally:
-            self.release()
-
-    def release(self) -> None:
-        self.done.success(None)
-        self._wakeup()
+        in_thread(leave).result(timeout_s)
 
 
 class _Rebalances(AsyncConsumerRebalanceListener):  # type: ignore[misc]
-    """Brings what the client says on its I/O thread to the polling thread."""
+    """Brings what the client says on its I/O thread to the listener."""
 
-    def __init__(
-        self,
-        serve: Callable[[Callable[[], None]], Any],
-        assigned: Callable[[list[Partition]], None],
-        revoked: Callable[[list[Partition], bool], None],
-    ) -> None:
+    def __init__(self, serve: Callable[..., Any], listener: RebalanceListener) -> None:
         self._serve = serve
-        self._assigned = assigned
-        self._revoked = revoked
+        self._listener = listener
 
     async def on_partitions_assigned(self, assigned: Iterable[TopicPartition]) -> None:
-        partitions = _from_client(assigned)
-        await self._serve(lambda: self._assigned(partitions))
+        await self._serve(self._listener.on_assigned, assigned)
 
     async def on_partitions_revoked(self, revoked: Iterable[TopicPartition]) -> None:
-        partitions = _from_client(revoked)
-        await self._serve(lambda: self._revoked(partitions, False))
+        await self._serve(self._listener.on_revoked, revoked)
 
     async def on_partitions_lost(self, lost: Iterable[TopicPartition]) -> None:
-        partitions = _from_client(lost)
-        await self._serve(lambda: self._revoked(partitions, True))
-
-
-def _fulfil(future: futures.Future[T], call: Callable[[], T]) -> None:
-    try:
-        result = call()
-    except BaseException as error:
-        future.set_exception(error)
-    else:
-        future.set_result(result)
+        await self._serve(self._listener.on_lost, lost)
 
 
 def _for_client(partitions: Iterable[Partition]) -> list[TopicPartition]:
     return [TopicPartition(*partition) for partition in partitions]
-
-
-def _from_client(partitions: Iterable[TopicPartition]) -> list[Partition]:
-    return [Partition(*tp) for tp in sorted(partitions)]
 
 
 def _offsets(commits: Mapping[Partition, Commit]) -> dict[TopicPartition, Any]:

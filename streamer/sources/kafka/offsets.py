@@ -4,9 +4,8 @@ where its log ends.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -87,7 +86,7 @@ class Start(NamedTuple):
     """Where the partition ends now."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class PartitionRow:
     """All that is known of one partition of ours."""
 
@@ -97,18 +96,21 @@ class PartitionRow:
     """Where reading began; None until that is known."""
     position: int = 0
     """The offset after the last record that was returned."""
+    leader_epoch: int = -1
+    """Of that record."""
     passed: int = 0
     """The client's position: nothing more comes from before it."""
     end: int = 0
     lost: int = 0
     """Offsets that were removed before they were read, not yet reported by a chunk."""
     to_commit: int | None = None
-    committing: int | None = None
-    """Sent to be committed, and not acknowledged yet."""
+    committed: int | None = None
+    """What was acknowledged."""
 
 
 class OffsetTable:
-    """A row for each partition of ours, behind one lock.
+    """A row for each partition of ours. Rows come and go on the polling thread; any
+    thread may look, and say what is to be committed.
 
     Args:
         clock: seconds, monotonic.
@@ -116,79 +118,73 @@ class OffsetTable:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
         self._rows: dict[Partition, PartitionRow] = {}
+        """Replaced, never changed in place: other threads may be looking at it."""
+        self._sent: list[tuple[PartitionRow, int | None]] = []
         self._retry_at = 0.0
 
     # -------------------------------------------------------------------- assignment
 
     def assign(self, trained: Mapping[Partition, int | None]) -> None:
         """Add partitions; where they start is not known yet."""
-        with self._lock:
-            for partition, position in trained.items():
-                self._rows[partition] = PartitionRow(position)
+        new = {partition: PartitionRow(at) for partition, at in trained.items()}
+        self._rows = self._rows | new
 
     def unsettled(self) -> dict[Partition, int | None]:
         """Return the partitions whose start is not known, with how far they are
         trained.
         """
-        with self._lock:
-            return {p: r.trained for p, r in self._rows.items() if r.start is None}
+        return {p: r.trained for p, r in self._rows.items() if r.start is None}
 
     def begin(self, starts: Mapping[Partition, Start]) -> None:
         """Note where the reading of these partitions starts."""
-        with self._lock:
-            for partition, start in starts.items():
-                row = self._rows[partition]
-                row.start = start
-                row.position = int(start.position)
-                row.end = start.end
-                row.lost = start.lost
+        for partition, start in starts.items():
+            row = self._rows[partition]
+            row.position = int(start.position)
+            row.leader_epoch = start.position.leader_epoch
+            row.end = start.end
+            row.lost = start.lost
+            row.start = start
 
-    def forget(self, partitions: Iterable[Partition]) -> None:
+    def forget(self, partitions: Collection[Partition]) -> None:
         """Remove partitions: what was to be committed of them is not ours to commit."""
-        with self._lock:
-            for partition in partitions:
-                self._rows.pop(partition, None)
+        self._rows = {p: r for p, r in self._rows.items() if p not in partitions}
 
     def reading(self) -> dict[Partition, PartitionRow]:
         """Return the rows of the partitions that are read."""
-        with self._lock:
-            return {p: row for p, row in self._rows.items() if row.start is not None}
-
-    @property
-    def is_empty(self) -> bool:
-        return not self._rows
+        return {p: row for p, row in self._rows.items() if row.start is not None}
 
     def __contains__(self, partition: object) -> bool:
         return partition in self._rows
 
+    def __len__(self) -> int:
+        return len(self._rows)
+
     # -------------------------------------------------------------------- reading
 
-    def returned(self, partition: Partition, position: int) -> int:
+    def returned(
+        self, partition: Partition, position: int, leader_epoch: int = -1
+    ) -> int:
         """Note that records up to a position were returned, and return how many were
         removed before them.
         """
-        with self._lock:
-            row = self._rows[partition]
-            row.position = position
-            row.end = max(row.end, position)
-            lost = row.lost
-            row.lost = 0
-            return lost
+        row = self._rows[partition]
+        row.position = position
+        row.leader_epoch = max(row.leader_epoch, leader_epoch)
+        lost = row.lost
+        row.lost = 0
+        return lost
 
     def skip_removed(self, partition: Partition, position: int, first: int) -> None:
         """Note that the offsets from a position up to `first` were removed."""
-        with self._lock:
-            row = self._rows[partition]
-            row.lost += first - position
-            row.position = first
-            row.passed = 0
+        row = self._rows[partition]
+        row.lost += first - position
+        row.position = first
+        row.passed = 0
 
     def pass_by(self, partition: Partition, position: int) -> None:
         """Note that the client has come as far as this without finding records."""
-        with self._lock:
-            self._rows[partition].passed = position
+        self._rows[partition].passed = position
 
     def behind(self) -> list[Partition]:
         """Return the partitions of which not everything was returned, as far as is
@@ -196,9 +192,15 @@ class OffsetTable:
         """
         return [p for p, row in self.reading().items() if row.position < row.end]
 
-    def positions(self) -> dict[Partition, int]:
+    def positions(self) -> dict[Partition, Position]:
         """Return the next offset of each partition that may bring a record."""
-        return {p: max(r.position, r.passed) for p, r in self.reading().items()}
+        found: dict[Partition, Position] = {}
+        for partition, row in self.reading().items():
+            assert row.start is not None
+            topic_id = row.start.position.topic_id
+            position = max(row.position, row.passed)
+            found[partition] = Position(position, topic_id, row.leader_epoch)
+        return found
 
     def ends(self) -> dict[Partition, int]:
         """Return the position after the last record of each partition.
@@ -209,68 +211,55 @@ class OffsetTable:
         """
         ends: dict[Partition, int] = {}
         for partition, row in self.reading().items():
-            is_passed = row.position < row.end <= row.passed
-            ends[partition] = row.position if is_passed else row.end
+            is_passed = row.end <= row.passed
+            ends[partition] = row.position if is_passed else max(row.end, row.position)
         return ends
 
     def set_ends(self, rows: Mapping[Partition, PartitionRow], ends: Positions) -> None:
-        """Note ends that were looked up for rows of `reading`; what was assigned anew
-        meanwhile is left out.
+        """Note ends that were looked up for rows of `reading`; a partition that was
+        assigned anew meanwhile has another row.
         """
-        with self._lock:
-            for partition, row in rows.items():
-                if self._rows.get(partition) is row:
-                    row.end = max(ends[partition], row.position)
+        for partition, row in rows.items():
+            row.end = ends[partition]
 
     # -------------------------------------------------------------------- commits
 
     def want_commit(self, positions: Positions) -> None:
         """Remember what to commit. Partitions that are not read are left out."""
         rows = self.reading()
-        with self._lock:
-            for partition, position in positions.items():
-                if partition in rows:
-                    rows[partition].to_commit = int(position)
+        for partition, position in positions.items():
+            if partition in rows:
+                rows[partition].to_commit = int(position)
 
     def take_commit(self) -> dict[Partition, Commit]:
         """Return what to send now: nothing while one commit is on its way, or shortly
         after a failure.
         """
-        with self._lock:
-            on_its_way = any(r.committing is not None for r in self._rows.values())
-            if on_its_way or self._clock() < self._retry_at:
-                return {}
+        if self._sent or self._clock() < self._retry_at:
+            return {}
         return self.take_last_commit()
 
     def take_last_commit(self) -> dict[Partition, Commit]:
         """Return all that is not known to be committed."""
         commits: dict[Partition, Commit] = {}
-        rows = self.reading()
-        with self._lock:
-            for partition, row in rows.items():
-                if row.to_commit is not None:
-                    row.committing = row.to_commit
-                    row.to_commit = None
-                if row.committing is not None and row.start is not None:
-                    passed = row.passed if row.committing >= row.position else 0
-                    commits[partition] = row.start.commit._replace(
-                        offset=row.committing, no_record_before=passed
-                    )
+        self._sent = []
+        for partition, row in self.reading().items():
+            offset = row.to_commit
+            if offset is None or offset == row.committed or row.start is None:
+                continue
+            self._sent.append((row, offset))
+            passed = row.passed if offset >= row.position else 0
+            commits[partition] = row.start.commit._replace(
+                offset=offset, no_record_before=passed
+            )
         return commits
 
-    def committed(self) -> None:
-        """Note that what was sent has arrived."""
-        with self._lock:
-            for row in self._rows.values():
-                row.committing = None
-
-    def not_committed(self) -> None:
-        """Note that what was sent has failed: it is sent again later, unless there is
-        something newer.
+    def sent(self, *, is_committed: bool) -> None:
+        """Note what became of what was sent; after a failure it is sent again later,
+        unless there is something newer.
         """
-        with self._lock:
+        for row, offset in self._sent if is_committed else ():
+            row.committed = offset
+        self._sent = []
+        if not is_committed:
             self._retry_at = self._clock() + RETRY_COMMIT_S
-            for row in self._rows.values():
-                if row.to_commit is None:
-                    row.to_commit = row.committing
-                row.committing = None

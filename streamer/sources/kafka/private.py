@@ -23,17 +23,23 @@ def seek(
     consumer._subscription.seek(tp, OffsetAndMetadata(offset, "", leader_epoch))
 
 
-def leader_epoch(consumer: KafkaConsumer, tp: TopicPartition) -> int:
-    """Return the leader epoch of what was read last; -1 if it is not known.
+def on_heartbeat(consumer: KafkaConsumer, answered: Callable[[float], None]) -> None:
+    """Call `answered` for each heartbeat that the group answers, with when it was sent,
+    by the monotonic clock.
 
-    `KafkaConsumer.position` returns the offset only, and a record's own epoch is not
-    enough: marks of transactions after it may be of a later one.
+    A process that was suspended for longer than its session takes itself for a member
+    until a heartbeat is refused. It may also find an answer from before it was
+    suspended, so when an answer was read proves nothing, and the client's metrics know
+    no more.
     """
-    state = consumer._subscription.assignment.get(tp)
-    position = state.position if state is not None else None
-    if position is None or position.leader_epoch is None:
-        return -1
-    return int(position.leader_epoch)
+    heartbeat = consumer._coordinator.heartbeat
+    received = heartbeat.received_heartbeat
+
+    def note() -> None:
+        received()
+        answered(heartbeat.last_send)
+
+    heartbeat.received_heartbeat = note
 
 
 def request_rejoin(consumer: KafkaConsumer) -> None:

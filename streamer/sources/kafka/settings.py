@@ -15,16 +15,13 @@ from Python as values:
 from __future__ import annotations
 
 import difflib
-import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer
-from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
-from kafka.coordinator.assignors.range import RangePartitionAssignor
-from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
 
 from streamer.errors import SettingsError
@@ -53,6 +50,7 @@ OURS = {
     "key_serializer": "records are written as bytes",
     "value_serializer": "records are written as bytes",
     "kafka_client": "the source brings its own",
+    "partition_assignment_strategy": "partitions are assigned by the sticky assignor",
     "transactional_id": "a replay has its own, and dead letters are written without transactions",
     "partitioner": "the client's own is used",
     "acks": "everything is written with acks=all",
@@ -60,12 +58,15 @@ OURS = {
 }
 """Client settings that cannot be given, and why."""
 
-ASSIGNORS = {
-    "range": RangePartitionAssignor,
-    "roundrobin": RoundRobinPartitionAssignor,
-    "sticky": StickyPartitionAssignor,
-    "cooperative-sticky": CooperativeStickyAssignor,
+FROM_PYTHON = {
+    "api_version",
+    "metric_reporters",
+    "sasl_oauth_token_provider",
+    "selector",
+    "socket_options",
+    "ssl_context",
 }
+KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 CLIENT_DEFAULTS: dict[str, Any] = {
     "client_id": "streamer",
@@ -133,30 +134,18 @@ class KafkaSettings:
             object.__setattr__(self, "client", client_settings(self.client))
         except SettingsError as error:
             problems += error.problems
-        problems += self._problems()
+        for name in ("bootstrap_servers", "topics", "group_id"):
+            if not getattr(self, name):
+                problems.append(f"{name}: must not be empty")
+        if self.auto_offset_reset not in RESET_POLICIES:
+            policies = ", ".join(RESET_POLICIES)
+            problems.append(
+                f"auto_offset_reset: must be {policies}, not {self.auto_offset_reset!r}"
+            )
+        if self.start_timestamp_ms is not None and self.start_timestamp_ms < 0:
+            problems.append("start_timestamp_ms: is negative")
         if problems:
             raise SettingsError(problems)
-
-    def _problems(self) -> list[str]:
-        checks = [
-            (
-                bool(self.bootstrap_servers),
-                "bootstrap_servers: give at least one host:port",
-            ),
-            (bool(self.topics), "topics: give at least one"),
-            (bool(self.group_id), "group_id: must not be empty"),
-            (
-                self.auto_offset_reset in RESET_POLICIES,
-                f"auto_offset_reset: must be {', '.join(RESET_POLICIES)}, not {self.auto_offset_reset!r}",
-            ),
-            (
-                self.start_timestamp_ms is None or self.start_timestamp_ms >= 0,
-                "start_timestamp_ms: is negative",
-            ),
-        ]
-        for name in ("open_timeout_s", "join_timeout_s", "close_timeout_s"):
-            checks.append((getattr(self, name) > 0, f"{name}: must be more than 0"))
-        return [text for holds, text in checks if not holds]
 
     @property
     def where(self) -> str:
@@ -234,36 +223,25 @@ def settings_from_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in own}
 
 
-def settings_from_file(path: str | Path) -> dict[str, Any]:
-    """Client settings from a TOML file (its table `kafka` if it has one) or a file of
-    `name=value` lines.
+def settings_from_file(path: str | Path) -> dict[str, str]:
+    """Client settings from a file of `name=value` lines.
 
     Raises:
         SettingsError: the file cannot be read or is malformed.
     """
-    path = Path(path)
+    settings: dict[str, str] = {}
     try:
-        text = path.read_text()
-        if path.suffix != ".toml":
-            return _properties(text)
-        content = tomllib.loads(text)
+        for number, line in enumerate(Path(path).read_text().splitlines(), start=1):
+            name, equals, value = line.strip().partition("=")
+            if not name or name.startswith(("#", "!")):
+                continue
+            if not equals:
+                raise ValueError(f"line {number} is not name=value")
+            settings[name.strip()] = value.strip()
     except (OSError, ValueError) as error:
         raise SettingsError(
             [f"Kafka client settings {str(path)!r}: {error}"]
         ) from error
-    found: dict[str, Any] = content.get("kafka", content)
-    return found
-
-
-def _properties(text: str) -> dict[str, str]:
-    settings = {}
-    for number, line in enumerate(text.splitlines(), start=1):
-        name, equals, value = line.strip().partition("=")
-        if not name or name.startswith(("#", "!")):
-            continue
-        if not equals:
-            raise ValueError(f"line {number} is not name=value")
-        settings[name.strip()] = value.strip()
     return settings
 
 
@@ -299,90 +277,14 @@ def _checked(name: str, value: Any) -> Any:
             "there is no such setting"
             + (f"; did you mean {' or '.join(close)}?" if close else "")
         )
-    if name in _SPECIAL:
-        return _SPECIAL[name](value)
-    return _typed(_KNOWN[name], value)
-
-
-def _typed(default: Any, value: Any) -> Any:
-    """`value` as the type of `default`; where that is None, it stays as it is."""
-    if isinstance(default, bool):
-        return _boolean(value)
-    if isinstance(default, int | float):
-        return _number(value)
-    if isinstance(default, str) and not isinstance(value, str):
-        raise ValueError(f"must be text, not {value!r}")
-    return value
-
-
-def _boolean(value: Any) -> bool:
-    if isinstance(value, bool):
+    if name in FROM_PYTHON:
+        if isinstance(value, str):
+            raise ValueError("can only be given from Python, not as text")
         return value
-    words = {
-        "true": True,
-        "yes": True,
-        "on": True,
-        "1": True,
-        "false": False,
-        "no": False,
-        "off": False,
-        "0": False,
-    }
-    if isinstance(value, str) and value.strip().lower() in words:
-        return words[value.strip().lower()]
-    raise ValueError(f"must be true or false, not {value!r}")
-
-
-def _number(value: Any) -> int | float:
-    """An integer: every number among the client's settings counts bytes, milliseconds
-    or things.
-    """
+    kind = int if name.endswith("_bytes") else type(_KNOWN[name])
+    if kind not in (bool, int, float, str):
+        return value
     try:
-        if isinstance(value, bool | float):
-            raise ValueError
-        return int(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"must be a whole number, not {value!r}") from None
-
-
-def _version(value: Any) -> tuple[int, ...] | None:
-    try:
-        parts = value.split(".") if isinstance(value, str) else value
-        return None if parts is None else tuple(int(part) for part in parts)
-    except (TypeError, ValueError):
-        raise ValueError(f"must be a version like 3.9, not {value!r}") from None
-
-
-def _assignors(value: Any) -> tuple[Any, ...]:
-    parts = value.split(",") if isinstance(value, str) else list(value)
-    unknown = [
-        part
-        for part in parts
-        if isinstance(part, str) and part.strip() not in ASSIGNORS
-    ]
-    if unknown:
-        raise ValueError(
-            f"must be among {', '.join(ASSIGNORS)}, not {', '.join(unknown)}"
-        )
-    return tuple(
-        ASSIGNORS[part.strip()] if isinstance(part, str) else part for part in parts
-    )
-
-
-def _object(value: Any) -> Any:
-    if isinstance(value, str):
-        raise ValueError("can only be given from Python, not as text")
-    return value
-
-
-_SPECIAL: dict[str, Callable[[Any], Any]] = {
-    "api_version": _version,
-    "partition_assignment_strategy": _assignors,
-    "receive_buffer_bytes": _number,
-    "send_buffer_bytes": _number,
-    "ssl_context": _object,
-    "sasl_oauth_token_provider": _object,
-    "socket_options": _object,
-    "metric_reporters": _object,
-    "selector": _object,
-}
+        return msgspec.convert(value, kind, strict=False)
+    except msgspec.ValidationError:
+        raise ValueError(f"must be {KINDS[kind]}, not {value!r}") from None

@@ -6,14 +6,20 @@ far anybody has; see `starts`.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
-from streamer.errors import SourceUnavailable
-from streamer.sources.base import Partition
+from kafka import KafkaAdminClient
+from kafka.admin import MemberToRemove
+
+from streamer.errors import SourceUnavailable, StreamerError
+from streamer.sources.base import Partition, Positions
+from streamer.sources.kafka.client import GuardedClient, connect
 from streamer.sources.kafka.consumer import Consumer
-from streamer.sources.kafka.members import GroupMembers
 from streamer.sources.kafka.offsets import Commit
 from streamer.sources.kafka.reader import LOOK_S, KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
@@ -30,6 +36,7 @@ PATIENCE_S = 10.0
 """
 UNREAD_S = 5.0
 """How long a new partition may have no reader before we ask the group to rebalance."""
+NOTHING = Commit(0)
 
 
 class KafkaSource(KafkaReader):
@@ -37,7 +44,7 @@ class KafkaSource(KafkaReader):
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
-        self._joined = False
+        self._joined_s = -math.inf
         self._unread_since: dict[Partition, float] = {}
         self._ask_commits_at = 0.0
         # partitions of others
@@ -48,27 +55,18 @@ class KafkaSource(KafkaReader):
     # -------------------------------------------------------------------- open, close
 
     def _connect(self) -> Consumer:
-        self._joined = False
+        self._joined_s = -math.inf
         return Consumer(self._settings, self._settings.group_id)
 
     def _make_starts(self, consumer: Consumer) -> Starts:
-        self._members = GroupMembers(self._settings, consumer.session_s)
-        return Starts(self._settings, consumer, self._members)
+        return Starts(self._settings, consumer, self._has_member)
 
     def _ask_for_partitions(self, consumer: Consumer) -> None:
-        """1. See that the topics are there, unless they may be created. 2. Subscribe.
-        3. Look at them again.
-
-        The client asks for topics that it subscribes to by name, a little later, and
-        brokers may create them then. Looking again shows whether they did; and without
-        it the client would rebalance a second time, when it learns of the topics.
+        """See that the topics are there, subscribe, and look at them again: without
+        that the client would rebalance a second time, when it learns of them.
         """
-        create = bool(self._settings.client.get("allow_auto_create_topics"))
-        if not create:
-            consumer.check_topics()
-        consumer.subscribe(self._on_assigned, self._on_revoked)
-        if create:
-            time.sleep(3 * consumer.retry_backoff_s + 0.1)
+        consumer.check_topics()
+        consumer.subscribe(self)
         consumer.check_topics(self._settings.open_timeout_s)
 
     def _wait_for_partitions(self, consumer: Consumer) -> None:
@@ -79,11 +77,11 @@ class KafkaSource(KafkaReader):
             f"consumer group {self._settings.group_id!r}: a rebalance is in progress "
             f"(a dead member is removed after {consumer.session_s:.0f} s)."
         )
-        while not (self._joined and self._is_settled()):
+        while self._joined_s < began or not self._is_settled():
             self._step(0, JOINING_SLICE_S)
-            if self._is_settled() and not self._joined:
+            if self._is_settled() and self._joined_s < began:
                 # nothing is left for us, and the client does not always say so
-                self._on_assigned([])
+                self.on_assigned([])
             waited_s = time.monotonic() - began
             if waited_s > self._settings.join_timeout_s:
                 raise SourceUnavailable(f"{self._where}: could not join {waiting}")
@@ -95,7 +93,12 @@ class KafkaSource(KafkaReader):
         return super()._is_settled() and self._consumer.is_stable
 
     def _leave(self, consumer: Consumer, last: Mapping[Partition, Commit]) -> None:
-        """Leave the group for good, also as a static member."""
+        """Leave the group for good, also as a static member: it would stay in the group
+        until its session expires, and nobody would read its partitions.
+
+        Whoever has taken its instance id over meanwhile has another member id, and
+        stays.
+        """
         began = time.monotonic()
         member_id = consumer.member_id
         try:
@@ -103,52 +106,77 @@ class KafkaSource(KafkaReader):
         finally:
             if consumer.instance_id and member_id:
                 left_s = self._settings.close_timeout_s - (time.monotonic() - began)
-                self._members.remove(member_id, consumer.instance_id, max(0.1, left_s))
+                timeout_ms = round(1000 * max(0.1, left_s))
+                with self._admin(bootstrap_timeout_ms=timeout_ms) as admin:
+                    member = MemberToRemove(member_id, consumer.instance_id)
+                    admin.remove_group_members(self._settings.group_id, [member])
 
     # -------------------------------------------------------------------- the group
 
-    def _on_assigned(self, partitions: list[Partition]) -> None:
-        self._joined = True
-        self._members.changed()
-        self._assignment.guarded(lambda: self._assignment.on_assigned(partitions))
+    @property
+    def is_member(self) -> bool:  # type: ignore[override]
+        """See `Source.is_member`: within the time of a session we have sent a heartbeat
+        that the group has answered, or have polled and were let in.
+        """
+        consumer = self._connection
+        if consumer is None:
+            return False
+        confirmed_s = max(self._joined_s, consumer.confirmed_s)
+        return time.monotonic() - confirmed_s <= consumer.session_s
 
-    def _on_revoked(self, partitions: list[Partition], lost: bool) -> None:
-        if partitions:
-            self._members.changed()
-            self._assignment.guarded(
-                lambda: self._assignment.on_revoked(partitions, lost=lost)
-            )
+    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
+        trained = super().on_assigned(partitions)
+        self._joined_s = self._polled_s
+        return trained
+
+    @contextlib.contextmanager
+    def _admin(self, **config: Any) -> Iterator[Any]:
+        """A connection for one question about our group."""
+        client = connect(KafkaAdminClient, self._settings.admin_config() | config)
+        where = f"the group {self._settings.group_id!r} of {self._where}"
+        with contextlib.closing(GuardedClient(client, where)) as admin:
+            yield admin
+
+    def _has_member(self, instance_ids: set[str]) -> bool:
+        """Whether one of these is a member, as far as the broker knows; True if it does
+        not say.
+        """
+        name = self._settings.group_id
+        try:
+            with self._admin() as admin:
+                found = admin.describe_groups([name])[name]
+        except StreamerError as error:
+            found = {"error": str(error), "members": []}
+        if found["error"]:
+            log.warning("%s; assuming that other trainers run", found["error"])
+            return True
+        return any(m["group_instance_id"] in instance_ids for m in found["members"])
 
     @property
     def all_assigned(self) -> bool:
         """See `Source.all_assigned`."""
         consumer = self._consumer
-        existing = consumer.all_partitions()
-        if not existing:
-            return False
-        others = set(existing)
-        others -= self._table.reading().keys()
-        self._look_at_commits_of_others(consumer, others)
-        others -= self._done_by_others
-        return self._members.read_by_others(others, consumer.member_id)
+        existing = set(consumer.all_partitions())
+        others = existing - self._table.reading().keys()
+        with contextlib.suppress(SourceUnavailable):
+            self._look_at_commits(consumer, others - self._done_by_others)
+        return bool(existing) and others <= self._done_by_others
 
-    def _look_at_commits_of_others(
-        self, consumer: Consumer, others: set[Partition]
-    ) -> None:
+    def _look_at_commits(self, consumer: Consumer, others: set[Partition]) -> None:
         """Note the partitions whose committed offset has reached the end that they had
         when we first looked.
         """
-        left = others - self._done_by_others
-        if not left or time.monotonic() < self._ask_commits_at:
+        if not others or time.monotonic() < self._ask_commits_at:
             return
         self._ask_commits_at = time.monotonic() + LOOK_S
-        with self._assignment.errors("looking up offsets of"):
-            new = left - self._ends_of_others.keys()
-            if new:
-                self._ends_of_others |= consumer.end_offsets(new)
-            for partition, commit in consumer.committed(left).items():
-                if commit.reaches(self._ends_of_others[partition]):
-                    self._done_by_others.add(partition)
+        new = others - self._ends_of_others.keys()
+        if new:
+            self._ends_of_others |= consumer.end_offsets(new)
+        commits = consumer.committed(others)
+        for partition in others:
+            commit = commits.get(partition, NOTHING)
+            if commit.reaches(self._ends_of_others[partition]):
+                self._done_by_others.add(partition)
 
     def _look_at_topics(self, consumer: Consumer) -> None:
         super()._look_at_topics(consumer)
@@ -166,17 +194,15 @@ class KafkaSource(KafkaReader):
         missing -= self._table.reading().keys()
         if not missing:
             return
-        with self._assignment.errors("looking up offsets of"):
-            self._has_reader |= consumer.committed(missing).keys()
-            now = time.monotonic()
-            unread: list[str] = []
-            for partition in sorted(missing - self._has_reader):
-                if now - self._unread_since.setdefault(partition, now) > UNREAD_S:
-                    unread.append(str(partition))
-            if unread:
-                log.info(
-                    "Nobody reads %s yet: asking the group to rebalance",
-                    ", ".join(unread),
-                )
-                self._unread_since = {}
-                consumer.request_rejoin()
+        self._has_reader |= consumer.committed(missing).keys()
+        now = time.monotonic()
+        unread: list[str] = []
+        for partition in sorted(missing - self._has_reader):
+            if now - self._unread_since.setdefault(partition, now) > UNREAD_S:
+                unread.append(str(partition))
+        if unread:
+            log.info(
+                "Nobody reads %s yet: asking the group to rebalance", ", ".join(unread)
+            )
+            self._unread_since = {}
+            consumer.request_rejoin()

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-
-from kafka.errors import UnknownTopicOrPartitionError
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from streamer.errors import SourceError
-from streamer.sources.base import Partition, Position
-from streamer.sources.kafka.consumer import LOOKUP_TIMEOUT_MS, Consumer
-from streamer.sources.kafka.members import GroupMembers
+from streamer.sources.base import Partition, Position, Positions
+from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.offsets import Commit, Start
 from streamer.sources.kafka.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
+class _Known(NamedTuple):
     """What Kafka says of a partition."""
 
     first: int
@@ -32,34 +27,36 @@ class _Known:
 
 
 class Starts:
-    """Finds starting positions, with questions to Kafka; raises the client's errors if
-    it does not respond.
+    """Finds starting positions, with questions to Kafka.
 
     Args:
         settings: where to start without a position.
         consumer: who is asked.
-        members: those of the group; None if committed offsets say nothing that the
-            listener does not.
+        has_member: whether one of some trainers runs in our group; None without a
+            group, where committed offsets say nothing that the listener does not.
     """
 
     def __init__(
         self,
         settings: KafkaSettings,
         consumer: Consumer,
-        members: GroupMembers | None = None,
+        has_member: Callable[[set[str]], bool] | None = None,
     ) -> None:
         self._settings = settings
         self._consumer = consumer
-        self._members = members
-        self._trainer = consumer.instance_id if members is not None else ""
+        self._has_member = has_member
+        self._trainer = consumer.instance_id if has_member is not None else ""
         self.from_beginning: set[Partition] = set()
         """Partitions that start at their beginning if the listener has no position."""
 
     def of(
-        self, trained: Mapping[Partition, int | None], joining: bool
+        self,
+        trained: Mapping[Partition, int | None],
+        joining: bool,
+        on_start: Callable[[Positions], Positions],
     ) -> dict[Partition, Start]:
         """Return where each partition starts; `trained` is how far we have trained it,
-        None if we never had it.
+        None if we never had it. `on_start` may want some to start earlier.
 
         While we are `joining` the group, nothing may be left out that was trained by
         nobody who runs.
@@ -74,42 +71,38 @@ class Starts:
         5. What is gone by retention is skipped, and what lies beyond the end is not
            waited for.
         """
-        commits = self._commits({partition.topic for partition in trained})
-        known = self._look_up(list(trained), commits)
-        if joining and self._trainer:
-            self._refuse_to_skip(trained, known, commits)
-        return {p: self._start(p, ours, known[p]) for p, ours in trained.items()}
+        known: dict[Partition, _Known] = {}
+        first = self._consumer.beginning_offsets(trained)
+        ends = self._consumer.end_offsets(trained)
+        trainers: set[str] = set()
+        for topic in {partition.topic for partition in trained}:
+            existing = self._consumer.partitions_of(topic)
+            commits: dict[Partition, Commit] = {}
+            if self._has_member is not None:
+                commits = self._consumer.committed(existing)
+            ours = [commit for commit in commits.values() if commit.trainer]
+            trainers |= {commit.trainer for commit in ours}
+            began_with = min((c.partitions for c in ours), default=len(existing))
+            for p in trained:
+                if p.topic == topic:
+                    known[p] = _Known(first[p], ends[p], commits.get(p), began_with)
+        has_state = any(ours is not None for ours in trained.values())
+        if joining and self._trainer not in {"", *trainers} and not has_state:
+            self._refuse_to_skip(known, trainers)
+        starts = {p: self._start(p, ours, known[p]) for p, ours in trained.items()}
+        allowed = on_start({p: start.position for p, start in starts.items()})
+        for p, at in allowed.items():
+            if at < starts[p].position:
+                starts[p] = self._start(p, trained[p], known[p], at)
+        return starts
 
-    def _commits(self, topics: set[str]) -> dict[Partition, Commit]:
-        """Return what the group has committed of all partitions of topics."""
-        commits: dict[Partition, Commit] = {}
-        if self._members is not None:
-            for topic in topics:
-                existing = self._consumer.partitions_of(topic)
-                commits |= self._consumer.committed(existing)
-        return commits
-
-    def _look_up(
-        self, partitions: list[Partition], commits: Mapping[Partition, Commit]
-    ) -> dict[Partition, _Known]:
-        first = _retried(self._consumer.beginning_offsets, partitions)
-        ends = _retried(self._consumer.end_offsets, partitions)
-        began_with: dict[str, int] = {}
-        for topic in {partition.topic for partition in partitions}:
-            began_with[topic] = min(
-                [
-                    c.partitions
-                    for p, c in commits.items()
-                    if p.topic == topic and c.trainer
-                ],
-                default=len(self._consumer.partitions_of(topic)),
-            )
-        return {
-            p: _Known(first[p], ends[p], commits.get(p), began_with[p.topic])
-            for p in partitions
-        }
-
-    def _start(self, partition: Partition, ours: int | None, known: _Known) -> Start:
+    def _start(
+        self,
+        partition: Partition,
+        ours: int | None,
+        known: _Known,
+        at_most: int | None = None,
+    ) -> Start:
         topic_id = self._consumer.topic_id(partition.topic)
         recreated = topic_id and getattr(ours, "topic_id", "") not in ("", topic_id)
         if recreated:  # 1.
@@ -125,20 +118,17 @@ class Starts:
             since = commit.since if own else commit.offset
             position = since if ours is None else max(ours, since)
             if ours is not None and position > ours:
-                log.info(
-                    "%s was trained by others from offset %s to %s",
-                    partition,
-                    f"{ours:,}",
-                    f"{position:,}",
-                )
+                _log_others(partition, ours, position, commit, own)
         elif ours is not None:
             position = ours
         elif recreated or partition.number >= known.began_with:  # 4.
             position = known.first
             log.info("%s is new: reading it from its beginning", partition)
         else:
-            position = self._by_time_or_policy(partition, known.first, known.end)
-        start = self._in_range(partition, position, known.first, known.end)  # 5.
+            position = self._by_time_or_policy(partition, known)
+        if at_most is not None:
+            position = min(position, max(at_most, known.first))
+        start = self._in_range(partition, position, known)  # 5.
         if own and commit is not None and start < commit.offset:
             log.warning(
                 "%s: the committed offset goes back from %s to %s, where our state ends",
@@ -165,10 +155,7 @@ class Starts:
         )
 
     def _refuse_to_skip(
-        self,
-        trained: Mapping[Partition, int | None],
-        known: Mapping[Partition, _Known],
-        commits: Mapping[Partition, Commit],
+        self, known: Mapping[Partition, _Known], trainers: set[str]
     ) -> None:
         """Do not begin with an empty model where a trainer that is gone has stopped,
         unless others of the group run.
@@ -176,21 +163,16 @@ class Starts:
         Raises:
             SourceError: that is what would happen.
         """
-        trainers = {commit.trainer for commit in commits.values()} - {""}
         skipped: list[str] = []
-        for partition, found in sorted(known.items()):
-            commit = found.commit
-            if commit is not None and commit.trainer and commit.offset > found.first:
+        for partition, (first, _, commit, _) in sorted(known.items()):
+            if commit is not None and commit.trainer and commit.offset > first:
                 skipped.append(f"{partition} at offset {commit.offset:,}")
-        has_state = self._trainer in trainers or any(
-            ours is not None for ours in trained.values()
-        )
-        if has_state or not skipped:
+        if not skipped:
             return
         offsets = ", ".join(skipped[:3] + ["..."] * (len(skipped) > 3))
         group = self._settings.group_id
-        assert self._members is not None
-        if self._members.has_member(trainers):
+        assert self._has_member is not None
+        if self._has_member(trainers):
             log.info(
                 "Joining the trainers of group %r: they have trained %s", group, offsets
             )
@@ -201,30 +183,30 @@ class Starts:
             "--checkpoint-dir of that trainer to continue it, or another --group-id to train from --start on"
         )
 
-    def _by_time_or_policy(self, partition: Partition, first: int, end: int) -> int:
+    def _by_time_or_policy(self, partition: Partition, known: _Known) -> int:
         """Return the first record at or after the start time, or the end if there is
         none; or what the policy says.
         """
         settings = self._settings
-        if partition in self.from_beginning:
-            return first
-        if partition.topic in settings.from_beginning:
-            return first
+        if (
+            partition in self.from_beginning
+            or partition.topic in settings.from_beginning
+        ):
+            return known.first
         if settings.start_timestamp_ms is not None:
             found = self._consumer.offset_at(partition, settings.start_timestamp_ms)
-            return end if found is None else found
+            return known.end if found is None else found
         if settings.auto_offset_reset == "error":
             raise SourceError(
                 f"{partition} has no position yet, and --start is 'error': choose earliest or latest"
             )
-        return first if settings.auto_offset_reset == "earliest" else end
+        return known.first if settings.auto_offset_reset == "earliest" else known.end
 
-    def _in_range(
-        self, partition: Partition, position: int, first: int, end: int
-    ) -> int:
+    def _in_range(self, partition: Partition, position: int, known: _Known) -> int:
         """Return the position, or the nearest one that there is: never the beginning of
         a log that became shorter.
         """
+        first, end, *_ = known
         if first <= position <= end:
             return position
         if position < first:
@@ -240,18 +222,18 @@ class Starts:
         return nearest
 
 
-def _retried(
-    look_up: Callable[[Iterable[Partition]], dict[Partition, int]],
-    partitions: list[Partition],
-) -> dict[Partition, int]:
-    """Return offsets of partitions; one of a topic that was just created may not be
-    known by its broker yet.
-    """
-    deadline = time.monotonic() + LOOKUP_TIMEOUT_MS / 1000
-    while True:
-        try:
-            return look_up(partitions)
-        except UnknownTopicOrPartitionError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.1)
+def _log_others(
+    partition: Partition, ours: int, position: int, commit: Commit, own: bool
+) -> None:
+    """Say from where on others have trained, and what of it we have trained, too."""
+    began = ours
+    if commit.trainer and not own:
+        began = min(ours, commit.since)
+    twice = f", of which we have trained {ours - began:,} too" if began < ours else ""
+    log.info(
+        "%s was trained by others from offset %s to %s%s",
+        partition,
+        f"{began:,}",
+        f"{position:,}",
+        twice,
+    )

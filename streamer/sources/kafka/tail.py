@@ -42,8 +42,7 @@ class KafkaTail(KafkaReader):
         return Consumer(self._settings, group_id=None)
 
     def _make_starts(self, consumer: Consumer) -> Starts:
-        self._starts = Starts(self._settings, consumer)
-        return self._starts
+        return Starts(self._settings, consumer)
 
     def _ask_for_partitions(self, consumer: Consumer) -> None:
         consumer.check_topics(self._settings.open_timeout_s)
@@ -61,7 +60,7 @@ class KafkaTail(KafkaReader):
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`."""
         self._take_over(self._consumer)
-        if self._table.is_empty:
+        if not self._table:
             time.sleep(timeout_s)
             return []
         return super().poll(max_records, timeout_s)
@@ -74,7 +73,7 @@ class KafkaTail(KafkaReader):
             return
         known = [*self._table.reading(), *self._table.unsettled()]
         consumer.assign([*known, *new])
-        self._assignment.on_assigned(new)
+        self.on_assigned(new)
         trained = self._table.unsettled()
         if known or any(trained[p] is not None for p in new):
             self._starts.from_beginning.update(new)

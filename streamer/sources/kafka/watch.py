@@ -9,15 +9,14 @@ import threading
 import time
 
 from streamer.sources.base import Partition
-from streamer.sources.kafka.client import ClientLog
-from streamer.sources.kafka.consumer import ClientThread, Consumer
+from streamer.sources.kafka.client import ClientLog, in_thread
+from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.offsets import OffsetTable
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 1.0
 PATIENCE_MS = 3_000
-ASKING = "streamer-kafka-ends"
 
 
 class Watch:
@@ -42,7 +41,6 @@ class Watch:
         self.problem: str | None = None
         """What kept Kafka from responding to the last look."""
         self._stopped = threading.Event()
-        self._asking = ClientThread(ASKING)
 
     def start(self) -> None:
         threading.Thread(
@@ -51,7 +49,6 @@ class Watch:
 
     def stop(self) -> None:
         self._stopped.set()
-        self._asking.stop()
 
     def _run(self) -> None:
         while not self._stopped.wait(EVERY_S):
@@ -66,15 +63,11 @@ class Watch:
         if not self._partitions:
             return
         try:
-            ends = self._asking.run(
-                lambda: self._consumer.end_offsets(self._partitions, self._patience_ms),
-                2 * self._patience_ms / 1000,
+            asked = in_thread(
+                lambda: self._consumer.end_offsets(self._partitions, self._patience_ms)
             )
+            ends = asked.result(2 * self._patience_ms / 1000)
         except Exception as error:  # errors that matter come up where we poll
-            hangs = isinstance(error, TimeoutError)
-            if hangs and not self._stopped.is_set():  # the client may never return
-                self._asking.stop()
-                self._asking = ClientThread(ASKING)
             self._note_away(error)
         else:
             self._note_back()

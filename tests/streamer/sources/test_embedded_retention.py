@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sqlite3
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -15,15 +16,21 @@ from line_harness import NOON_MS
 
 from streamer.sources.base import Partition
 from streamer.sources.embedded import groups
-from streamer.sources.embedded import source as module
 from streamer.sources.embedded.database import LOG_FILE
-from streamer.sources.embedded.groups import FORGOTTEN_AFTER_S, GROUPS_FILE, GroupPositions
+from streamer.sources.embedded.groups import FORGOTTEN_AFTER_S, SEEN_EVERY_S, ConsumerGroup, GroupCommits
 from streamer.sources.embedded.log import EmbeddedLog
-from streamer.sources.embedded.retention import trim
-from streamer.sources.embedded.source import ConsumerGroup, EmbeddedSource
+from streamer.sources.embedded.source import EmbeddedSource
 
 ZERO, ONE = Partition("t", 0), Partition("t", 1)
 ALL_PASSED = {ZERO: 1 << 40, ONE: 1 << 40}
+
+
+def commit(data_dir, positions, keep_bytes=0, name="streamer", now=time.time):
+    """Commit for a group, and remove what all groups have passed."""
+    group = GroupCommits(data_dir / LOG_FILE, ConsumerGroup(name, keep_bytes), now)
+    group.add(positions)
+    group.flush()
+    group.trim()
 
 
 @pytest.fixture
@@ -36,7 +43,7 @@ def log(tmp_path):
 @pytest.fixture
 def open_embedded(tmp_path, monkeypatch):
     """Opens sources that trim at every poll, and closes them after the test."""
-    monkeypatch.setattr(module, "TRIM_EVERY_S", 0.0)
+    monkeypatch.setattr(groups, "TRIM_EVERY_S", 0.0)
     sources = []
 
     def open_source(group="streamer", keep_bytes=None, positions=None):
@@ -98,61 +105,32 @@ def test_what_a_group_has_not_committed_stays_however_large_the_log(log, tmp_pat
     reader.close()
 
 
-def test_a_group_that_has_just_begun_is_waited_for(log, tmp_path, open_embedded):
-    append_singly(log, 10)
-    open_embedded("new")
-    eager = open_embedded("eager", keep_bytes=0)
-    eager.commit({ZERO: 10})
-    eager.poll(0, 0)
-    assert len(is_left(tmp_path)) == 10
-
-
 @pytest.mark.parametrize(("idle_s", "left"), [(FORGOTTEN_AFTER_S - 1, 10), (FORGOTTEN_AFTER_S + 1, 0)])
-def test_a_group_that_was_not_seen_for_long_is_forgotten(log, tmp_path, idle_s, left):
+@pytest.mark.parametrize("reads", [0.0, SEEN_EVERY_S])
+def test_a_group_that_was_not_seen_for_long_is_forgotten(log, tmp_path, idle_s, left, reads):
     append_singly(log, 10)
     now = 1e9
-    gone = GroupPositions(tmp_path / GROUPS_FILE, "gone", clock=lambda: now)
+    gone = GroupCommits(tmp_path / LOG_FILE, ConsumerGroup("gone"), lambda: now)
     gone.add({ZERO: 0})
     gone.flush()
+    now += reads
+    gone.flush()
     now += idle_s
-    ours = GroupPositions(tmp_path / GROUPS_FILE, "ours", clock=lambda: now)
-    ours.add({ZERO: 10})
-    ours.flush()
-    trim(tmp_path / LOG_FILE, ours.passed_by_all(), 0)
+    commit(tmp_path, {ZERO: 10}, name="ours", now=lambda: now)
     assert len(is_left(tmp_path)) == left
-
-
-def test_a_group_that_reads_but_commits_nothing_is_seen(tmp_path, log, monkeypatch, open_embedded):
-    source, now = open_embedded("idle"), 2e9
-    monkeypatch.setattr(source._commits, "_clock", lambda: now)
-    source.poll(0, 0)
-    other = GroupPositions(tmp_path / GROUPS_FILE, "other", clock=lambda: now + groups.FORGOTTEN_AFTER_S / 2)
-    assert other.passed_by_all() == {ZERO: 0, ONE: 0}
-
-
-def test_positions_of_a_log_without_times_are_waited_for(tmp_path, log):
-    """As those written before there was retention."""
-    with sqlite3.connect(tmp_path / GROUPS_FILE) as db:
-        db.execute(groups.SCHEMA[0])
-        db.execute("INSERT INTO positions VALUES ('old', 't', 0, 3)")
-    db.close()
-    ours = GroupPositions(tmp_path / GROUPS_FILE, "ours")
-    ours.add({ZERO: 7})
-    ours.flush()
-    assert ours.passed_by_all() == {ZERO: 3}
 
 
 def test_a_run_goes_only_as_a_whole_and_the_oldest_first(log, tmp_path):
     log.append("t", [(None, b"x" * 2_000, NOON_MS)] * 10, partition=0)
     append_singly(log, 3, partition=1)
-    trim(tmp_path / LOG_FILE, {ZERO: 9, ONE: 2}, 0)
+    commit(tmp_path, {ZERO: 9, ONE: 2})
     assert is_left(tmp_path) == [*((0, offset) for offset in range(10)), (1, 2)]
-    trim(tmp_path / LOG_FILE, ALL_PASSED, 1 << 30)
+    commit(tmp_path, ALL_PASSED, 1 << 30)
     assert len(is_left(tmp_path)) == 11, "it is not larger than is to be kept"
     db = sqlite3.connect(tmp_path / LOG_FILE)
     pages, free, size = (db.execute(f"PRAGMA {n}").fetchone()[0] for n in ("page_count", "freelist_count", "page_size"))
     db.close()
-    trim(tmp_path / LOG_FILE, ALL_PASSED, (pages - free) * size - 1)
+    commit(tmp_path, ALL_PASSED, (pages - free) * size - 1)
     assert is_left(tmp_path) == [(1, 2)]
 
 
@@ -160,7 +138,7 @@ def test_offsets_are_never_used_again_after_everything_was_removed(log, tmp_path
     append_singly(log, 5)
     source = open_embedded()
     assert len(values_of(source, 5)) == 5
-    trim(tmp_path / LOG_FILE, ALL_PASSED, 0)
+    commit(tmp_path, ALL_PASSED)
     late = open_embedded("late")
     assert late.positions()[ZERO] == 5
     log.append("t", [(None, b"new", NOON_MS)], partition=0)
@@ -175,7 +153,7 @@ def test_a_reader_behind_the_beginning_resumes_there_and_counts_what_it_missed(
     source = open_embedded(positions={ZERO: 2 - read_before}) if read_before else None
     if source is not None:
         assert len(rows_of(source.poll(read_before, 0))) == read_before
-    trim(tmp_path / LOG_FILE, {ZERO: 7}, 0)
+    commit(tmp_path, {ZERO: 7})
     with caplog.at_level(logging.WARNING):
         source = source or open_embedded(positions={ZERO: 2})
         (chunk,) = source.poll(10, 0)
@@ -186,7 +164,7 @@ def test_a_reader_behind_the_beginning_resumes_there_and_counts_what_it_missed(
 
 def test_a_reader_of_which_everything_was_removed_is_at_the_end(log, tmp_path, open_embedded):
     append_singly(log, 10)
-    trim(tmp_path / LOG_FILE, ALL_PASSED, 0)
+    commit(tmp_path, ALL_PASSED)
     source = open_embedded(positions={ZERO: 2})
     assert source.positions()[ZERO] == source.end_offsets()[ZERO] == 10
     log.append("t", [(None, b"new", NOON_MS)], partition=0)
@@ -202,13 +180,11 @@ def test_nothing_that_a_group_has_not_committed_is_ever_removed(history):
     with tempfile.TemporaryDirectory() as name:
         data_dir = Path(name)
         committed = {"a": {ZERO: 0, ONE: 0}, "b": {ZERO: 0, ONE: 0}}
-        positions = {group: GroupPositions(data_dir / GROUPS_FILE, group) for group in committed}
         ends = {ZERO: 0, ONE: 0}
         with EmbeddedLog(data_dir) as log:
             log.create_topic("t", 2)
             for group in committed:
-                positions[group].add(committed[group])
-                positions[group].flush()
+                commit(data_dir, committed[group], name=group)
             for action, number, count in history:
                 partition = Partition("t", number)
                 if action == "append":
@@ -216,9 +192,8 @@ def test_nothing_that_a_group_has_not_committed_is_ever_removed(history):
                     ends[partition] += count
                 else:
                     committed[action][partition] = min(ends[partition], committed[action][partition] + count)
-                    positions[action].add(committed[action])
-                    positions[action].flush()
-                trim(data_dir / LOG_FILE, positions["a"].passed_by_all(), 0)
+                    commit(data_dir, committed[action], name=action)
+                commit(data_dir, {}, name="a")
                 left = set(is_left(data_dir))
                 for each, end in ends.items():
                     first = min(committed["a"][each], committed["b"][each])

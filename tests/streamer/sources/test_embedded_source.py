@@ -8,24 +8,24 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import zlib
 from collections import Counter
 
+import msgspec
 import pytest
 from contracts.source_contract import RecordingListener, SourceContract, json_lines, read, rows_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from line_harness import NOON_MS
+from line_harness import NOON_MS, committed_positions
 from log_harness import LogHarness, records
 
-from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
+from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Partition
 from streamer.sources.embedded import log as embedded_log
-from streamer.sources.embedded.groups import committed_positions
+from streamer.sources.embedded.groups import ConsumerGroup
 from streamer.sources.embedded.log import EmbeddedLog
-from streamer.sources.embedded.source import ConsumerGroup, EmbeddedSource
+from streamer.sources.embedded.source import EmbeddedSource
 from streamer.sources.memory import MemoryLog, MemorySource
 from streamer.sources.positions import Partitioner, StartPolicy
 
@@ -93,46 +93,24 @@ def opened(source, positions=None):
 
 
 @settings(max_examples=60)
-@given(appends, st.integers(1, 4), st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1, max_size=4))
-def test_the_order_of_records_does_not_depend_on_poll_sizes(batches, partitions, group_records, poll_sizes):
-    with tempfile.TemporaryDirectory() as data_dir:
-        with EmbeddedLog(data_dir, group_records=group_records) as log:
-            fill(log, partitions, batches)
-        large, small = opened(EmbeddedSource(data_dir, "t")), opened(EmbeddedSource(data_dir, "t"))
-        assert read_all(large) == read_all(small, poll_sizes)
-        large.close()
-        small.close()
-
-
-@settings(max_examples=60)
-@given(appends, st.integers(1, 4), st.integers(1, 9), st.data())
-def test_a_reader_that_starts_again_at_recorded_positions_sees_exactly_the_rest(
-    batches, partitions, group_records, data
+@given(appends, st.integers(1, 4), st.integers(1, 9), st.lists(st.integers(1, 7), min_size=1, max_size=4), st.data())
+def test_records_are_those_of_the_twin_in_memory_whatever_the_poll_sizes_and_wherever_reading_resumes(
+    batches, partitions, group_records, poll_sizes, data
 ):
-    with tempfile.TemporaryDirectory() as data_dir:
-        with EmbeddedLog(data_dir, group_records=group_records) as log:
-            fill(log, partitions, batches)
-        source = opened(EmbeddedSource(data_dir, "t"))
-        whole = read_all(source)
-        source.close()
-        cut = data.draw(st.integers(0, len(whole)))
-        again = opened(EmbeddedSource(data_dir, "t"), {row[0]: row[1] + 1 for row in whole[:cut]})
-        assert read_all(again) == whole[cut:]
-        again.close()
-
-
-@settings(max_examples=60)
-@given(appends, st.integers(1, 4), st.integers(1, 9))
-def test_every_partition_holds_what_the_twin_in_memory_holds(batches, partitions, group_records):
     twin = MemoryLog()
     fill(twin, partitions, batches)
     expected = read_all(opened(MemorySource(twin, "t")))
-    with tempfile.TemporaryDirectory() as data_dir:
-        with EmbeddedLog(data_dir, group_records=group_records) as log:
+    with tempfile.TemporaryDirectory() as data_dir, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(embedded_log, "GROUP_RECORDS", group_records)
+        with EmbeddedLog(data_dir) as log:
             fill(log, partitions, batches)
-        source = opened(EmbeddedSource(data_dir, "t"))
-        rows = read_all(source)
-        source.close()
+        whole = opened(EmbeddedSource(data_dir, "t"))
+        rows = read_all(whole)
+        cut = data.draw(st.integers(0, len(rows)))
+        rest = opened(EmbeddedSource(data_dir, "t"), {row[0]: row[1] + 1 for row in rows[:cut]})
+        assert read_all(rest, poll_sizes) == rows[cut:]
+        whole.close()
+        rest.close()
     if group_records == 1 or partitions == 1:
         assert rows == expected
     assert sorted(rows, key=lambda row: row[:2]) == sorted(expected, key=lambda row: row[:2])
@@ -146,14 +124,6 @@ def test_neighbouring_records_of_one_partition_become_one_chunk(log, open_embedd
     assert [len(chunk) for chunk in source.poll(100, 0)] == [5, 1]
 
 
-def test_several_topics_are_read_in_the_order_of_their_appends(log, open_embedded):
-    log.create_topic("u", 1)
-    for number, topic in enumerate("tuutu"):
-        log.append(topic, records([b"%d" % number]), partition=0)
-    source, _ = open_embedded(["t", "u"])
-    assert values_of(source, 5) == [b"0", b"1", b"2", b"3", b"4"]
-
-
 def test_a_reader_of_some_partitions_sees_only_those(log, open_embedded):
     log.append("t", records([b"a"]), partition=0)
     log.append("t", records([b"b"]), partition=1)
@@ -161,11 +131,6 @@ def test_a_reader_of_some_partitions_sees_only_those(log, open_embedded):
     assert values_of(source, 1) == [b"b"]
     assert listener.assigned == [Partition("t", 1)]
     assert source.end_offsets() == {Partition("t", 1): 1}
-
-
-def test_a_partition_that_does_not_exist_is_refused(open_embedded, log):
-    with pytest.raises(SourceError, match=r"partitions 0 to 1, not \[2\]"):
-        open_embedded("t", partitions=[0, 2])
 
 
 def test_a_quiet_topic_is_read_past_the_records_of_others(log, open_embedded):
@@ -189,11 +154,6 @@ def test_the_partition_of_a_key_never_changes():
     assert Partitioner(1000).choose(b"user-1") == 524
 
 
-def test_records_without_a_key_go_around(tmp_path, log):
-    log.append("t", records(json_lines(0, 5)))
-    assert log.append("t", records(json_lines(5, 5))) == {Partition("t", 0): 5, Partition("t", 1): 5}
-
-
 def test_a_topic_is_created_once_and_keeps_its_partitions(log):
     log.create_topic("t", 2)
     assert log.topics() == {"t": 2}
@@ -212,16 +172,10 @@ def test_an_append_to_a_missing_topic_or_partition_is_refused(log):
 
 @pytest.mark.parametrize("bad", [(b"k", "text", 0), ("key", b"v", 0), (b"k", b"v", 1.5), (b"k", None, 0)])
 def test_an_append_with_a_bad_record_leaves_nothing(log, bad):
-    with pytest.raises(TypeError):
+    with pytest.raises((TypeError, msgspec.ValidationError)):
         log.append("t", [(b"k", b"v", 0), bad])
     assert set(log.end_offsets("t").values()) == {0}
     log.append("t", [(b"k", b"v", 0)])
-
-
-def test_an_empty_append_changes_nothing(log, open_embedded):
-    log.append("t", [])
-    source, _ = open_embedded("t")
-    assert source.poll(10, 0) == []
 
 
 def test_large_values_are_cut_into_smaller_runs(log, open_embedded, monkeypatch):
@@ -230,13 +184,6 @@ def test_large_values_are_cut_into_smaller_runs(log, open_embedded, monkeypatch)
     log.append("t", records(values), partition=0)
     source, _ = open_embedded("t")
     assert values_of(source, 9) == values
-
-
-def test_a_log_goes_on_where_it_was_when_it_is_opened_again(tmp_path, log):
-    log.append("t", records([b"a"]), partition=0)
-    log.close()
-    with EmbeddedLog(tmp_path) as again:
-        assert again.append("t", records([b"b"]), partition=0)[Partition("t", 0)] == 2
 
 
 def test_readers_are_not_blocked_by_a_writer_in_the_middle_of_an_append(tmp_path, log, open_embedded):
@@ -250,20 +197,12 @@ def test_readers_are_not_blocked_by_a_writer_in_the_middle_of_an_append(tmp_path
     other.close()
 
 
-def test_a_writer_says_so_when_another_one_does_not_finish(tmp_path, log):
-    other = sqlite3.connect(tmp_path / "log.sqlite3", isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with EmbeddedLog(tmp_path, busy_timeout_s=0.05) as second, pytest.raises(SourceUnavailable, match="in use"):
-        second.append("t", records([b"a"]))
-    other.close()
-
-
 WRITER = """
 import sys
 from streamer.sources.embedded.log import EmbeddedLog
 
 data_dir, name, batches = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3])
-log = EmbeddedLog(data_dir, group_records=4)
+log = EmbeddedLog(data_dir)
 log.create_topic("t", 3)
 print("ready", flush=True)
 for batch in range(batches):
@@ -352,18 +291,6 @@ def test_a_topic_that_appears_later_is_read_from_its_beginning(tmp_path, open_em
     assert listener.assigned == [Partition("t", 0), Partition("t", 1)]
 
 
-def test_a_topic_that_appears_beside_another_is_joined_in_order(log, open_embedded):
-    log.append("t", records([b"0"]))
-    source, listener = open_embedded(["t", "u"], wait_for_topic=True)
-    assert values_of(source, 1) == [b"0"]
-    log.append("t", records([b"1"]))
-    log.create_topic("u", 1)
-    log.append("u", records([b"2"]))
-    log.append("t", records([b"3"]))
-    assert values_of(source, 3) == [b"1", b"2", b"3"]
-    assert [p.topic for p in listener.assigned] == ["t", "t", "u"]
-
-
 def test_a_topic_that_appears_in_the_middle_of_a_poll_is_joined_in_order(log, open_embedded, monkeypatch):
     source, _ = open_embedded(["t", "u"], wait_for_topic=True)
     take_over = source._take_over_topics
@@ -377,14 +304,6 @@ def test_a_topic_that_appears_in_the_middle_of_a_poll_is_joined_in_order(log, op
 
     monkeypatch.setattr(source, "_take_over_topics", appears_right_after)
     assert values_of(source, 2) == [b"0", b"1"]
-
-
-def test_a_topic_that_appears_starts_at_the_listeners_position(tmp_path, open_embedded):
-    source, _ = open_embedded("t", wait_for_topic=True, positions={Partition("t", 0): 2})
-    with EmbeddedLog(tmp_path) as log:
-        log.create_topic("t", 1)
-        log.append("t", records(json_lines(0, 3)))
-        assert values_of(source, 1) == json_lines(2, 1)
 
 
 def test_latest_starts_after_what_is_there(log, open_embedded):
@@ -434,22 +353,14 @@ def test_a_commit_that_cannot_be_stored_now_is_stored_later(log, tmp_path, open_
     source, _ = open_embedded("t")
     source.commit({Partition("t", 0): 1})
     source.poll(0, 0)
-    other = sqlite3.connect(tmp_path / "groups.sqlite3", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
+    other = sqlite3.connect(tmp_path / "log.sqlite3", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
     source.commit({Partition("t", 0): 2, Partition("t", 1): 2})
     source.poll(0, 0)
     source.commit({Partition("t", 0): 3})
     other.close()
     source.poll(0, 0)
     assert committed_positions(tmp_path) == {Partition("t", 0): 3, Partition("t", 1): 2}
-
-
-def test_end_positions_are_the_last_known_ones_after_close(log, open_embedded):
-    log.append("t", records(json_lines(0, 2)))
-    source, _ = open_embedded("t")
-    ends = source.end_offsets()
-    source.close()
-    assert source.end_offsets() == ends == {Partition("t", 0): 1, Partition("t", 1): 1}
 
 
 def test_a_log_that_is_removed_while_it_is_read_is_reported(log, tmp_path, open_embedded):
@@ -478,12 +389,6 @@ def test_a_file_that_is_not_a_log_is_refused(tmp_path, open_embedded):
         EmbeddedLog(tmp_path)
 
 
-def test_a_directory_that_cannot_be_created_is_reported(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match="cannot use"):
-        EmbeddedLog(tmp_path / "file")
-
-
 def test_damaged_records_are_reported_with_partition_and_offset(log, tmp_path, open_embedded):
     log.append("t", records([b"a"]), partition=1)
     with sqlite3.connect(tmp_path / "log.sqlite3") as db:
@@ -492,16 +397,3 @@ def test_damaged_records_are_reported_with_partition_and_offset(log, tmp_path, o
     source, _ = open_embedded("t")
     with pytest.raises(SourceError, match=r"t\[1\] from offset 0"):
         source.poll(10, 0)
-
-
-def test_threads_can_share_a_writer(log):
-    def write():
-        for _ in range(20):
-            log.append("t", records(json_lines(0, 3)), partition=0)
-
-    threads = [threading.Thread(target=write) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert log.end_offsets("t")[Partition("t", 0)] == 3 * 20 * 3

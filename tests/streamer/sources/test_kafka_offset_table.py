@@ -36,15 +36,6 @@ def offsets(commits: dict[Partition, Commit]) -> dict[Partition, int]:
     return {partition: commit.offset for partition, commit in commits.items()}
 
 
-def test_a_partition_is_not_read_before_its_start_is_known(table: OffsetTable) -> None:
-    table.assign({C: 7})
-    table.want_commit({C: 8})
-    assert table.unsettled() == {C: 7}
-    assert C in table
-    assert C not in table.positions()
-    assert offsets(table.take_last_commit()) == {}
-
-
 def test_ends_are_those_looked_up_but_never_before_what_was_returned(table: OffsetTable) -> None:
     rows = table.reading()
     table.set_ends(rows, {A: 12, B: 3})
@@ -53,14 +44,6 @@ def test_ends_are_those_looked_up_but_never_before_what_was_returned(table: Offs
     assert table.ends() == {A: 15, B: 3}
     table.set_ends(rows, {A: 14, B: 4})
     assert table.ends() == {A: 15, B: 4}
-
-
-def test_ends_looked_up_before_a_partition_was_assigned_anew_are_dropped(table: OffsetTable) -> None:
-    rows = table.reading()
-    table.forget([A, B])
-    settle(table, {A: start(0, 1), C: start(0, 7)})
-    table.set_ends(rows, {A: 12, B: 3})
-    assert table.ends() == {A: 1, C: 7}
 
 
 def test_end_is_after_the_last_record_once_what_holds_none_was_passed(table: OffsetTable) -> None:
@@ -85,19 +68,13 @@ def test_positions_are_after_what_was_returned_or_passed_or_removed(table: Offse
     assert table.returned(A, 14) == 0, "what was removed is reported once"
 
 
-def test_the_newest_positions_are_committed_and_only_ours(table: OffsetTable) -> None:
-    table.want_commit({A: 6, C: 1})
-    table.want_commit({A: 7})
-    assert offsets(table.take_commit()) == {A: 7}
-
-
 def test_one_commit_is_sent_at_a_time_and_the_last_one_holds_all_of_it(table: OffsetTable) -> None:
     table.want_commit({A: 6})
     table.take_commit()
     table.want_commit({B: 1})
     assert table.take_commit() == {}
     assert offsets(table.take_last_commit()) == {A: 6, B: 1}
-    table.committed()
+    table.sent(is_committed=True)
     table.want_commit({A: 7})
     assert offsets(table.take_commit()) == {A: 7}
 
@@ -106,7 +83,7 @@ def test_failed_commit_is_tried_again_after_a_while_with_what_is_newer(table: Of
     table.want_commit({A: 6, B: 1})
     table.take_commit()
     table.want_commit({B: 2})
-    table.not_committed()
+    table.sent(is_committed=False)
     assert table.take_commit() == {}
     clock.now += RETRY_COMMIT_S
     assert offsets(table.take_commit()) == {A: 6, B: 2}
@@ -118,7 +95,7 @@ def test_nothing_is_committed_of_partitions_that_are_gone(table: OffsetTable, cl
     table.want_commit({A: 7})
     table.forget([A])
     settle(table, {A: start(0, 10)})
-    table.not_committed()
+    table.sent(is_committed=False)
     clock.now += RETRY_COMMIT_S
     assert table.take_commit() == {}
 

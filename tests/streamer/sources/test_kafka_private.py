@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import kafka
 import pytest
+from clock import Clock
 from kafka import KafkaConsumer, KafkaProducer, OffsetAndMetadata, TopicPartition
+from kafka.errors import UnknownMemberIdError
 
 import streamer.replay
 from streamer.sources.kafka import private
@@ -32,12 +35,33 @@ def consumer() -> Iterator[KafkaConsumer]:
     consumer.close(autocommit=False, timeout_ms=100)
 
 
-def test_a_position_is_sought_with_its_leader_epoch_and_says_it(consumer: KafkaConsumer) -> None:
-    assert private.leader_epoch(consumer, TopicPartition("other", 0)) == -1, CHANGED
-    assert private.leader_epoch(consumer, ZERO) == -1, CHANGED
+def test_a_position_is_sought_with_its_leader_epoch(consumer: KafkaConsumer) -> None:
     private.seek(consumer, ZERO, 7, 3)
     assert consumer.position(ZERO, timeout_ms=0) == 7, CHANGED
-    assert private.leader_epoch(consumer, ZERO) == 3, CHANGED
+    assert consumer._subscription.assignment[ZERO].position.leader_epoch == 3, CHANGED
+
+
+def test_an_answered_heartbeat_is_as_old_as_its_sending(
+    consumer: KafkaConsumer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the process was suspended before it read the answer."""
+    coordinator = consumer._coordinator
+    clock = Clock()
+    answered: list[float] = []
+    monkeypatch.setattr("kafka.coordinator.heartbeat.time.monotonic", clock)
+    private.on_heartbeat(consumer, answered.append)
+
+    async def answer() -> None:
+        clock.now += 60
+
+    async def refuse() -> None:
+        raise UnknownMemberIdError
+
+    for send in (answer, refuse):
+        monkeypatch.setattr(coordinator, "_send_heartbeat_request", send)
+        with suppress(StopIteration, UnknownMemberIdError):
+            coordinator._do_heartbeat().send(None)
+    assert answered == [Clock().now], CHANGED
 
 
 def test_a_member_can_ask_for_a_rebalance(consumer: KafkaConsumer) -> None:

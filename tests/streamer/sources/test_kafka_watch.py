@@ -10,7 +10,7 @@ from kafka import errors
 from streamer.sources.base import Partition, Position
 from streamer.sources.kafka import watch as module
 from streamer.sources.kafka.offsets import Commit, OffsetTable, Start
-from streamer.sources.kafka.watch import ASKING, Watch
+from streamer.sources.kafka.watch import Watch
 
 ZERO = Partition("clicks", 0)
 
@@ -64,7 +64,7 @@ def test_a_look_that_fails_or_never_returns_is_a_problem_until_one_succeeds(clie
     watch.stop()
     client.released.set()
     for thread in threading.enumerate():
-        if thread.name == ASKING:
+        if thread.name == "streamer-kafka":
             thread.join(60)
     assert table.ends() == {ZERO: 9}  # what came too late says nothing
     assert watch.problem is None
