@@ -48,7 +48,8 @@ class Admission(ByRows):
 
     def slots_of(self, ids: Sequence[str]) -> Rows:
         """The counters of ids, two of each."""
-        return _slots(*packed(ids), self.size)
+        utf8, offsets = packed(ids)
+        return _slots(utf8, offsets, self.size)
 
     def halves(self, events: int) -> bool:
         """Whether all counters change when this many further events come."""
@@ -60,8 +61,9 @@ class Admission(ByRows):
             self._counts >>= 1
             self._events = 0
         self._events += len(ids)
+        slots = self.slots_of(ids)
         admitted = np.empty(len(ids), np.bool_)
-        _count(self._counts, self.slots_of(ids), self.after, admitted)
+        _count(self._counts, slots, self.after, admitted)
         return admitted
 
     def rows(self) -> Rows:
@@ -86,17 +88,23 @@ class Admission(ByRows):
 
 @njit_allocating
 def _slots(utf8: Bytes, offsets: Rows, slots: int) -> Rows:
-    found = np.empty(2 * (len(offsets) - 1), np.int64)
-    for i in range(len(offsets) - 1):
-        h = hash_of(utf8, offsets[i], offsets[i + 1])
-        found[2 * i] = np.int64(h & np.uint64(slots - 1))
-        found[2 * i + 1] = np.int64((h >> np.uint64(32)) & np.uint64(slots - 1))
+    ids = len(offsets) - 1
+    mask = np.uint64(slots - 1)
+    found = np.empty(2 * ids, np.int64)
+    for i in range(ids):
+        low = hash_of(utf8, offsets[i], offsets[i + 1])
+        high = low >> np.uint64(32)
+        found[2 * i] = np.int64(low & mask)
+        found[2 * i + 1] = np.int64(high & mask)
     return found
 
 
 @njit_borrowing
 def _count(
-    counts: NDArray[np.uint8], slots: Rows, after: int, admitted: NDArray[np.bool_]
+    counts: NDArray[np.uint8],
+    slots: Rows,
+    after: int,
+    admitted: NDArray[np.bool_],
 ) -> None:
     for i in range(len(admitted)):
         one = slots[2 * i]
@@ -104,7 +112,5 @@ def _count(
         least = min(counts[one], counts[two])
         admitted[i] = least + 1 >= after
         if least < MOST:
-            counts[one], counts[two] = (
-                max(counts[one], least + 1),
-                max(counts[two], least + 1),
-            )
+            counts[one] = max(counts[one], least + 1)
+            counts[two] = max(counts[two], least + 1)

@@ -8,7 +8,6 @@ nor Redis.
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -27,6 +26,7 @@ from streamer.sources.base import Partition, Source
 
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
+    from streamer.cache_store.redis.server import RedisServer
     from streamer.cache_store.store import CacheStore
     from streamer.evaluation import Prequential
     from streamer.event import EventDecoder
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from streamer.snapshot import CheckpointStore
     from streamer.snapshot.places import Place
     from streamer.snapshot.publisher import Publisher
-    from streamer.sources.embedded.source import ConsumerGroup
+    from streamer.sources.embedded.groups import ConsumerGroup
     from streamer.sources.kafka.settings import KafkaSettings
     from streamer.sources.positions import StartPolicy
 
@@ -66,6 +66,13 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         return _rank_pipeline(settings)
     learner = Learner(settings)
     checkpoints = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
+    store = None
+    if settings.redis_url:
+        from streamer.cache_store.store import CacheStore
+
+        store = CacheStore(
+            redis_server(settings), checkpoints.trainer, settings.share_every_s
+        )
     return assemble(
         learner,
         source_factory(settings, checkpoints.trainer),
@@ -74,7 +81,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         settings,
         checkpoints=checkpoints,
         prequential=_prequential(settings, learner),
-        store=shared_store(settings),
+        store=store,
         publisher=publisher(settings, learner),
     )
 
@@ -137,6 +144,8 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     """The pipeline of one rank of a group, as the environment says which; waits for the
     others to come.
     """
+    from streamer.cache_store.server import MemoryServer
+    from streamer.cache_store.store import CacheStore
     from streamer.event import EventDecoder
     from streamer.ingest.reader import Reader, StopCondition
     from streamer.lockstep.checkpoint import RankCheckpointer, rank_store
@@ -144,7 +153,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     from streamer.lockstep.ingest import LockstepIngest
     from streamer.lockstep.learner import LockstepLearner
     from streamer.lockstep.pipeline import LockstepPipeline, LockstepProgress
-    from streamer.lockstep.sharing import GroupSharing, NoStore
+    from streamer.lockstep.sharing import GroupSharing
     from streamer.sharing.sharing import Sharing
 
     group = connect(settings.parts, settings.group_timeout_s)
@@ -152,15 +161,15 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     sources = rank_sources(settings)
     ingest = LockstepIngest(group, settings, sources.partitions)
     sharing = Sharing()
+    checkpoints = rank_store(settings.checkpoints, settings.keep_checkpoints, group)
     if settings.redis_url:
-        store = NoStore() if group.rank else shared_store(settings)
-        assert store is not None
-        sharing = GroupSharing(
-            learner, store, group, lambda: ingest.partitions, group.timeout_s / 3
-        )
+        server = MemoryServer() if group.rank else redis_server(settings)
+        store = CacheStore(server, checkpoints.trainer, settings.share_every_s)
+        sharing = GroupSharing(learner, store, group)
+        ingest.owner = sharing
     checkpointer = RankCheckpointer(
         group,
-        rank_store(settings.checkpoints, settings.keep_checkpoints, group),
+        checkpoints,
         settings.checkpoints,
         settings.checkpoint_every_s or None,
         settings.checkpoint_every_events,
@@ -218,12 +227,11 @@ def publisher(
     if place is None:
         return None
     every_s = settings.publish_every_s
-    base_every_s = settings.publish_base_every_s
     if group is not None:
         from streamer.lockstep.publishing import GroupPublisher
 
-        return GroupPublisher(group, learner.state, place, every_s, base_every_s)
-    return Publisher(learner.state, place, every_s, base_every_s)
+        return GroupPublisher(group, learner.state, place, every_s)
+    return Publisher(learner.state, place, every_s)
 
 
 def publishing_place(settings: RunSettings) -> Place | None:
@@ -319,7 +327,7 @@ def start_policy(settings: RunSettings) -> StartPolicy:
 
 def consumer_group(settings: RunSettings) -> ConsumerGroup:
     """In whose name positions in the embedded log are committed, and what is kept."""
-    from streamer.sources.embedded.source import ConsumerGroup
+    from streamer.sources.embedded.groups import ConsumerGroup
 
     keep_mb = settings.embedded_retention_mb
     return ConsumerGroup(settings.group_id, keep_mb * 1_000_000 if keep_mb else None)
@@ -383,25 +391,19 @@ def is_file(name: str) -> bool:
     return "/" in name or name.endswith(".jsonl")
 
 
-def shared_store(settings: SharingSettings) -> CacheStore | None:
-    """What is shared with other trainers; None if nothing is.
+def redis_server(settings: SharingSettings) -> RedisServer:
+    """Where trainers meet.
 
     Raises:
         SettingsError: the URL or a name is wrong.
     """
-    if not settings.redis_url:
-        return None
     from streamer.cache_store.errors import StoreRefused
     from streamer.cache_store.redis.server import RedisServer
-    from streamer.cache_store.state import StoreSettings
-    from streamer.cache_store.store import CacheStore
 
     try:
-        server = RedisServer(settings.redis_url, store_keys(settings))
+        return RedisServer(settings.redis_url or "", store_keys(settings))
     except StoreRefused as error:
         raise SettingsError([f"redis-url: {error}"]) from error
-    name = f"{socket.gethostname()}-{os.getpid()}"
-    return CacheStore(server, StoreSettings(every_s=settings.share_every_s), name)
 
 
 def store_keys(settings: SharingSettings) -> Keys:

@@ -158,8 +158,6 @@ class Pipeline:
         self._sharing.start()
         self._report.start()
         self.reader.start()
-        if self._publisher is not None:
-            self._publisher.start()
 
     def _has_ended(self) -> bool:
         return self._stop.is_set() or self.ingest.finished
@@ -172,9 +170,9 @@ class Pipeline:
         # 1. the next batch: polled, decoded and cut ahead of us; it counts as trained
         # when this block ends
         with self.ingest.batch(timeout_s) as batch:
+            # 2. what other trainers have found out since the last batch
+            self._receive(batch)
             if batch is not None:
-                # 2. what other trainers have found out since the last batch
-                self._receive(batch)
                 # 3. events are ranked, learned from, and contributed to other trainers
                 self._learn(batch)
                 # 4. what could not be decoded is put aside, with the reason
@@ -189,9 +187,7 @@ class Pipeline:
         # 6. servers get what has changed
         if self._publisher is not None:
             with self._observer.phase("publish"):
-                self._publisher.step(
-                    self.ingest.trained, batch is None, self._publish_due()
-                )
+                self._publisher.step(self.ingest.trained, self._publish_due())
         # 7. what a person wants to see
         if self._report.is_due():
             self.progress.beat()
@@ -204,13 +200,13 @@ class Pipeline:
             with self._observer.phase("checkpoint"):
                 self.progress.advance(idle=batch is None)
 
-    def _receive(self, batch: MicroBatch) -> None:
+    def _receive(self, batch: MicroBatch | None) -> None:
         with self._observer.phase("store"):
             self._sharing.receive()
 
     def _learn(self, batch: MicroBatch) -> None:
         for stretch in self.learner.split_catalogue_events(batch):
-            for part in self._sharing.parts(stretch, self.ingest.end_offsets):
+            for part in self._sharing.parts(stretch):
                 with self._observer.phase("step"):
                     learned = self.learner.learn_batch(
                         part.batch, self._prequential, part.counted
@@ -219,6 +215,8 @@ class Pipeline:
                     self._sharing.contribute(part, learned)
                 self._report.learned(learned.step.loss, len(part.batch))
                 self._observer.learned(learned)
+        with self._observer.phase("store"):
+            self._sharing.advance(batch)
 
     def _publish_due(self) -> Due | None:
         """What to publish after this step; None: the publisher knows."""

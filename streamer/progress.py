@@ -211,18 +211,25 @@ class Progress:
         if self.checkpoints is None:
             return
         if self._ingest.batch_failed:
-            logger.warning(
-                "The last batch failed halfway: nothing is saved after %s.",
-                self.last_checkpoint or "the start",
-            )
-        elif self._needs_initial_checkpoint() or not self._is_saved():
+            return
+        if self._needs_initial_checkpoint() or not self._is_saved():
             self.save()
 
     def close(self) -> None:
-        """Wait until everything is saved or has failed.
+        """Wait until everything is saved or has failed, and commit what has waited for
+        the other trainers.
 
         Raises:
             CheckpointError: the last checkpoint could not be saved.
         """
-        if self.checkpoints is not None:
+        if self.checkpoints is None:
+            return
+        try:
             self.checkpoints.close()
+            self._ingest.commit({})
+        finally:
+            if self._ingest.batch_failed:
+                logger.warning(
+                    "The last batch failed halfway: nothing is saved after %s.",
+                    self.last_checkpoint or "the start",
+                )

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 
 from streamer.errors import StreamerError
 from streamer.model.batch import Batch, Floats, Rows
-from streamer.model.jit import njit_borrowing
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.features import KINDS
 from streamer.model.ranking.ranker import ALL, DISCOVERY
+from streamer.model.ranking.uncounted import UserEvents
 from streamer.model.rows.by_rows import Arrays
 from streamer.model.rows.recent_items import RecentItems, UserHistory
 
@@ -66,6 +66,8 @@ class RecommendQuery:
         row: row of the user; for an unknown user, the row that a new one would get.
         history: of the user or of the session, [1, L].
         seen: item rows that the user had, or those of the session; ascending.
+        uncounted: what of the history was not learned: a session, or a user's events
+            since what was learned.
         known: whether there is anything to go by.
         note: what the person who asks should know about the result.
         features: of a session's user, as those of a row; None for none.
@@ -76,6 +78,7 @@ class RecommendQuery:
     row: int
     history: UserHistory
     seen: Rows
+    uncounted: UserEvents
     known: bool = True
     note: str = ""
     features: Arrays | None = None
@@ -117,16 +120,23 @@ class Recommender:
             return self._without_history(user, f"user {_printable(user)} is not known")
 
         row = state.users.size if known is None else known
-        history = state.recent.of(np.array([row]))
-        seen = state.seen.of(row)
-        if len(items):
-            first = np.zeros(1, np.int64)
-            one = RecentItems(state.recent.length, state.retired)
-            one.put(first, state.recent.take(np.array([row])))
-            one.observe(np.zeros(len(items), np.int64), items, times_s[rows >= 0])
-            history = one.of(first)
-            seen = np.union1d(seen, items)
-        return RecommendQuery(user, row, history, seen)
+        history, uncounted = self._after(row, items, times_s[rows >= 0])
+        seen = np.union1d(state.seen.of(row), items)
+        return RecommendQuery(user, row, history, seen, uncounted)
+
+    def _after(
+        self, row: int, items: Rows, times_s: NDArray[Any]
+    ) -> tuple[UserHistory, UserEvents]:
+        """The history of a user's row after further events, [1, L], and these events."""
+        recent = self._state.recent
+        user = np.array([row])
+        if not len(items):
+            return recent.of(user), UserEvents.none(recent.length)
+        first = np.zeros(1, np.int64)
+        one = RecentItems(recent.length, recent.retired)
+        one.put(first, recent.take(user))
+        before = one.observe(np.zeros(len(items), np.int64), items, times_s)
+        return one.of(first), UserEvents(items, times_s.astype(np.int32), before)
 
     def session(
         self, items: Sequence[str], features: Mapping[str, str | float] | None = None
@@ -141,44 +151,41 @@ class Recommender:
             StreamerError: the model does not use recent items.
         """
         state = self._state
-        length = state.recent.length
-        if not length:
+        if not state.recent.length:
             raise StreamerError(
                 "this model does not use recent items: ask for a user, or train with --set recent_items=10"
             )
         given = None
         if features:
             given = self._learner.features.of_session(dict(features))
-        distinct = list(dict.fromkeys(reversed(items)))  # most recent first
-        rows = state.items.known(distinct)
+        rows = state.items.known(items)
         known = rows[rows >= 0]
         if not len(known):
             query = self._without_history(None, "none of these items is known")
             return dataclasses.replace(query, features=given)
 
         note = ""
-        unknown = [distinct[k] for k in np.flatnonzero(rows < 0).tolist()]
+        unknown = dict.fromkeys(items[k] for k in np.flatnonzero(rows < 0).tolist())
         if unknown:
             listed = ", ".join(map(_printable, unknown))
             note = f"ignored, because they are not known: {listed}"
         row = state.users.size
-        history = state.recent.of(np.array([row]))
-        count = min(len(known), length)
-        history.items[0, :count] = known[:count]
-        history.counts[0, :count] = 1
-        now_s = state.candidate_features.windows.now_s
-        history.times_s[0, :count] = now_s - np.arange(count)
-        seen = np.unique(known)
-        return RecommendQuery(None, row, history, seen, note=note, features=given)
+        times_s = state.event_times([], len(known))
+        history, uncounted = self._after(row, known, times_s)
+        return RecommendQuery(
+            None, row, history, np.unique(known), uncounted, note=note, features=given
+        )
 
     def _without_history(self, user: str | None, why: str) -> RecommendQuery:
         what = "these are the most popular items"
         if self._state.settings.rerank:
             what = "this is what a user without history gets"
         row = self._state.users.size
-        history = self._state.recent.of(np.array([row]))
+        history, uncounted = self._after(row, NOTHING, NOTHING)
         note = f"{why}: {what}"
-        return RecommendQuery(user, row, history, NOTHING, known=False, note=note)
+        return RecommendQuery(
+            user, row, history, NOTHING, uncounted, known=False, note=note
+        )
 
     def recommend(
         self,
@@ -212,21 +219,13 @@ class Recommender:
         ):
             if among is not None:
                 scores = np.where(np.isin(items, among), scores, np.float32(-np.inf))
-            best = np.empty(count, np.int64)
-            best = best[: _best(items, scores, out, best)]
-            recommended.append(self._named(query, items[best], scores[best]))
+            best = _best(items, scores, out, count)
+            rows = items[best].tolist()
+            ids = self._state.items.ids_of(rows)
+            is_recent = [row in query.recent for row in rows]
+            named = map(Recommendation, ids, scores[best].tolist(), is_recent)
+            recommended.append(list(named))
         return recommended
-
-    def _named(
-        self, query: RecommendQuery, items: ItemRows, scores: Floats
-    ) -> list[Recommendation]:
-        rows = items.tolist()
-        recent = set(query.recent)
-        ids = self._state.items.ids_of(rows)
-        return [
-            Recommendation(item, score, row in recent)
-            for item, score, row in zip(ids, scores.tolist(), rows, strict=True)
-        ]
 
     def _scored(
         self,
@@ -266,9 +265,9 @@ class Recommender:
         items = state.retriever.items(state.items.size)
         recent = self._learner.candidates.recent_items(query.history)
         users = np.array([query.row])
-        count = min(k, len(items))
+        count = min(k + len(left_out), len(items))
         with self._described([query]):
-            best, scores = state.retriever.top(items, users, count, recent, [left_out])
+            best, scores = state.retriever.top(items, users, count, recent, exact=True)
         return best[0], np.where(state.are_reachable(best[0]), scores[0], -np.inf)
 
     def reasons(
@@ -311,10 +310,13 @@ class Recommender:
         history = UserHistory(*map(np.concatenate, columns))
         users = np.array([query.row for query in queries])
         seen = [query.seen for query in queries]
-        without_targets = Batch(users, np.full(len(queries), -1))
+        now_s = self._state.candidate_features.windows.now_s
+        times_s = [query.uncounted.times_s.max(initial=now_s) for query in queries]
+        asked = Batch(users, np.full(len(queries), -1), times_s=np.array(times_s))
+        uncounted = [query.uncounted for query in queries]
         with self._described(queries):
             return self._learner.candidates.generate(
-                without_targets, history, extra, least, seen
+                asked, history, extra, least, seen, uncounted
             )
 
     @contextlib.contextmanager
@@ -346,32 +348,7 @@ def _printable(raw: str) -> str:
     return raw if raw and raw.isprintable() else ascii(raw)
 
 
-@njit_borrowing
-def _holds(rows: Rows, row: int) -> bool:
-    found = False
-    for other in rows:
-        found |= other == row
-    return found
-
-
-@njit_borrowing
-def _best(items: ItemRows, scores: Floats, left_out: Rows, best: Rows) -> int:
-    """Write where the best items that are not left out are, best first, ties in their
-    order; returns how many.
-    """
-    found = 0
-    for place in range(len(items)):
-        score = scores[place]
-        if not np.isfinite(score) or (
-            found == len(best) and score <= scores[best[found - 1]]
-        ):
-            continue
-        if _holds(left_out, items[place]):
-            continue
-        found = min(found + 1, len(best))
-        at = found - 1
-        while at > 0 and score > scores[best[at - 1]]:
-            best[at] = best[at - 1]
-            at -= 1
-        best[at] = place
-    return found
+def _best(items: ItemRows, scores: Floats, left_out: Rows, count: int) -> Rows:
+    """Where the best items that are not left out are, best first, ties in their order."""
+    allowed = np.flatnonzero(np.isfinite(scores) & ~np.isin(items, left_out))
+    return allowed[np.argsort(-scores[allowed], kind="stable")[:count]]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from streamer.model.setting import Settings, setting
+from streamer.model.setting import Settings, expert_setting, setting
 from streamer.model.settings import LearnerSettings
 
 FIELDS = (
@@ -32,9 +32,7 @@ class StreamSettings(Settings):
     heading: ClassVar[str] = "Stream"
 
     topics: tuple[str, ...] = setting(
-        ("interactions",),
-        "Topic to read; repeat it for several.",
-        common=True,
+        ("interactions",), "Topic to read; repeat it for several.", common=True
     )
     catalogue_topic: str | None = setting(
         None,
@@ -44,7 +42,6 @@ class StreamSettings(Settings):
     bootstrap_servers: str | None = setting(
         None,
         "Kafka brokers, host:port[,host:port]; without it the embedded log is read.",
-        option="bootstrap-servers",
         common=True,
     )
     group_id: str = setting("streamer", "Kafka consumer group.", common=True)
@@ -54,7 +51,7 @@ class StreamSettings(Settings):
         metavar="NAME=VALUE",
     )
     kafka_config: Path | None = setting(
-        None, "File with settings of the Kafka client (.properties or .toml)."
+        None, "File with settings of the Kafka client, name=value lines."
     )
     start: Literal["earliest", "latest", "error"] = setting(
         "earliest", "Where to begin in a partition without a committed offset."
@@ -68,7 +65,6 @@ class StreamSettings(Settings):
         None,
         "Read JSON lines from a file instead; - for standard input.",
         metavar="FILE",
-        option="source",
         common=True,
     )
     data_dir: Path = setting(
@@ -173,39 +169,29 @@ class EventSettings(Settings):
     min_rating: float | None = setting(
         None, "Train only on events with at least this rating."
     )
-    max_id_length: int = setting(
-        256,
-        "Maximum length of an id.",
-        at_least=1,
-        unit="characters",
-        expert=True,
+    max_id_length: int = expert_setting(
+        256, "Maximum length of an id.", at_least=1, unit="characters"
     )
-    max_features: int = setting(
+    max_features: int = expert_setting(
         64,
         "Maximum number of features of a user, and of an item, in one event.",
         at_least=1,
-        expert=True,
     )
-    max_feature_length: int = setting(
+    max_feature_length: int = expert_setting(
         256,
         "Maximum length of a feature's name or category.",
         at_least=1,
         unit="characters",
-        expert=True,
     )
-    max_record_bytes: int = setting(
+    max_record_bytes: int = expert_setting(
         1 << 20,
         "Maximum size of a record's value.",
         at_least=1,
         at_most=MAX_RECORD_BYTES,
         unit="bytes",
-        expert=True,
     )
-    max_events_per_record: int = setting(
-        10_000,
-        "Maximum number of events in one record (an array).",
-        at_least=1,
-        expert=True,
+    max_events_per_record: int = expert_setting(
+        10_000, "Maximum number of events in one record (an array).", at_least=1
     )
 
     def name_of(self, field: str) -> str:
@@ -263,23 +249,19 @@ class PipelineSettings(Settings):
         1.0, "A batch that is not full is trained when its oldest event has waited this long; 0: never.",
         at_least=0, unit="seconds",
     )  # fmt: skip
-    max_queued_events: int = setting(
-        16_384,
-        "Reading ahead pauses while this many events wait.",
-        at_least=1,
-        expert=True,
+    max_queued_events: int = expert_setting(
+        16_384, "Reading ahead pauses while this many events wait.", at_least=1
     )
     until_end: bool = setting(
         False,
         "Stop at the end that the stream has now, in all partitions that no other trainer reads.",
     )
     max_events: int | None = setting(None, "Stop after this many events.", at_least=1)
-    evaluation_share: float = setting(
+    evaluation_share: float = expert_setting(
         0.02,
         "Share of the time spent on ranking events before they are trained; 0: none.",
         at_least=0,
         at_most=1,
-        expert=True,
     )
     checkpoint_every_s: float = setting(
         60.0, "Time between checkpoints; 0: none by time.", at_least=0, unit="seconds"
@@ -307,7 +289,6 @@ class PipelineSettings(Settings):
         "Topic (Kafka) or file (a name with a slash, or that ends with .jsonl) for records that are not valid events.",
         if_none="<topic>.dead-letters",
         metavar="NAME",
-        option="dead-letters",
     )
     threads: int | None = setting(
         None,
@@ -328,17 +309,14 @@ class SharingSettings(Settings):
         "Redis through which trainers share: redis://, rediss://, unix://, redis+sentinel:// or redis+cluster://.",
     )
     model_name: str = setting(
-        "default",
-        "Name of the model; several models may share a Redis.",
-        option="model",
+        "default", "Name of the model; several may share a Redis.", option="model"
     )
     redis_namespace: str = setting(
         "streamer", "Prefix of all keys in Redis, without colons."
     )
-    share_every_s: float = setting(
+    share_every_s: float = expert_setting(
         1.0, "Time between exchanges with Redis; limits how old the view of other trainers is.",
-        at_least=0.001, at_most=10, unit="seconds",
-    expert=True,)  # fmt: skip
+        at_least=0.001, at_most=10, unit="seconds")  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +328,6 @@ class PublishSettings(Settings):
     publish_dir: Path | None = setting(
         None,
         "Directory to publish changes to, for `streamer serve --from`.",
-        option="publish-dir",
         common=True,
     )
     publish_topic: str | None = setting(
@@ -358,13 +335,6 @@ class PublishSettings(Settings):
     )
     publish_every_s: float = setting(
         0.5, "Time between published deltas.", at_least=0.01, unit="seconds"
-    )
-    publish_base_every_s: float = setting(
-        300.0,
-        "Time between published bases, from which servers can start.",
-        at_least=1,
-        unit="seconds",
-        expert=True,
     )
 
     def problems(self) -> list[str]:
@@ -387,10 +357,9 @@ class GroupSettings(Settings):
         if_none="one, outside of any group",
         common=True,
     )
-    parts: int = setting(
+    parts: int = expert_setting(
         4, "In how many parts a group computes each step: a power of two, and at least the number of trainers.",
-        at_least=1, at_most=1024,
-    expert=True,)  # fmt: skip
+        at_least=1, at_most=1024)  # fmt: skip
     group_timeout_s: float = setting(
         15.0,
         "A trainer that the others have not heard of for this long is given up.",
@@ -410,8 +379,33 @@ class GroupSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
+class OutputSettings(Settings):
+    """What people and programs see of a run."""
+
+    heading: ClassVar[str] = "Output"
+
+    log_format: Literal["auto", "panel", "plain", "json"] = setting(
+        "auto", "A live panel at a terminal, plain lines elsewhere."
+    )
+    metrics_port: int | None = setting(
+        None,
+        "Serve the live page, /metrics, /healthz and /readyz on this port; 0 for any free one.",
+        at_least=0,
+        at_most=65_535,
+        common=True,
+    )
+    metrics_host: str = setting(
+        "127.0.0.1", "Address to serve them on; 0.0.0.0 for all of this machine."
+    )
+    metrics_show_values: bool = setting(
+        False, "Let the live page show everybody how dead letters begin."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunSettings(
     LearnerSettings,
+    OutputSettings,
     PublishSettings,
     GroupSettings,
     SharingSettings,

@@ -19,7 +19,6 @@ from streamer.model.batch import Rows
 from streamer.model.jit import inlined, njit_allocating, njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows, take_or_fill
 from streamer.model.rows.growing import grown
-from streamer.snapshot.strings import pack_strings
 
 Bytes = NDArray[np.uint8]
 
@@ -115,13 +114,16 @@ class Vocabulary(ByRows):
         utf8, offsets = packed(ids)
         found = np.full(len(ids), -1)
         _find_all(self._ids, utf8, offsets, found, False)
-        new = {ids[k] for k in np.flatnonzero(found < 0).tolist()}
+        is_new = found < 0
+        new = {ids[k] for k in np.flatnonzero(is_new).tolist()}
         if new:
             self._reserve(len(new), len(utf8))
             if before_write is not None:
-                before_write(_free(self._ids, len(new)))
+                free = _free(self._ids, len(new))
+                before_write(free)
             _find_all(self._ids, utf8, offsets, found, True)
-            self.size = max(self.size, int(found.max()) + 1)
+            largest = int(found.max())
+            self.size = max(self.size, largest + 1)
         return found
 
     def known(self, ids: Sequence[str]) -> Rows:
@@ -137,27 +139,35 @@ class Vocabulary(ByRows):
         rows = self.size + ids
         start = grown(self._ids.start, rows)
         length = grown(self._ids.length, rows, FREE)
-        self._ids = self._ids._replace(start=start, length=length)
+        self._replace(start=start, length=length)
 
         end = int(self._ids.at[_END])
         if end + utf8 > len(self._ids.arena):
-            in_use = int(np.maximum(length[: self.size], 0).sum())
+            in_use = _bytes_of(length[: self.size])
             if end > 2 * in_use:
                 end = self._compact()
-            self._ids = self._ids._replace(arena=grown(self._ids.arena, end + utf8))
+            arena = grown(self._ids.arena, end + utf8)
+            self._replace(arena=arena)
 
-        if 4 * (int(self._ids.at[_FILLED]) + ids) > 3 * len(self._ids.slots):
-            size = max(2 * (len(self) + ids), _FIRST_SLOTS)
-            self._ids = self._ids._replace(slots=np.full(size, _EMPTY, np.int32))
+        filled = int(self._ids.at[_FILLED]) + ids
+        if 4 * filled > 3 * len(self._ids.slots):
+            wanted = 2 * (len(self) + ids)
+            size = max(wanted, _FIRST_SLOTS)
+            slots = np.full(size, _EMPTY, np.int32)
+            self._replace(slots=slots)
             _insert_all(self._ids, self.used)
+
+    def _replace(self, **arrays: Any) -> None:
+        self._ids = self._ids._replace(**arrays)
 
     def _compact(self) -> int:
         """Leave out of the arena what forgotten ids left; returns its new end."""
         rows = self.used
-        start = np.zeros_like(self._ids.start)
         utf8, length = self.take(rows).values()
-        start[rows] = np.cumsum(length, dtype=np.int64) - length
-        self._ids = self._ids._replace(arena=utf8, start=start)
+        ends = np.cumsum(length, dtype=np.int64)
+        start = np.zeros_like(self._ids.start)
+        start[rows] = ends - length
+        self._replace(arena=utf8, start=start)
         self._ids.at[_END] = len(utf8)
         return len(utf8)
 
@@ -186,26 +196,30 @@ class Vocabulary(ByRows):
         if not used.all():
             raise IndexError(f"row {at[~used][0]} has no id")
         arena = ids.arena.data
+        starts = ids.start[at].tolist()
+        lengths = ids.length[at].tolist()
         found = []
-        for begin, length in zip(
-            ids.start[at].tolist(), ids.length[at].tolist(), strict=True
-        ):
-            found.append(str(arena[begin : begin + length], "utf-8", "surrogatepass"))
+        for begin, length in zip(starts, lengths, strict=True):
+            utf8 = arena[begin : begin + length]
+            found.append(str(utf8, "utf-8", "surrogatepass"))
         return found
 
     @property
     def used(self) -> Rows:
         """Rows that have an id, ascending."""
-        return np.flatnonzero(self._ids.length[: self.size] >= 0)
+        length = self._ids.length[: self.size]
+        return np.flatnonzero(length >= 0)
 
     def is_used(self, rows: Rows) -> NDArray[np.bool_]:
         """Whether each row has an id."""
-        return (rows >= 0) & (take_or_fill(self._ids.length, rows, FREE) >= 0)
+        length = take_or_fill(self._ids.length, rows, FREE)
+        return (rows >= 0) & (length >= 0)
 
     @property
     def unused(self) -> Rows:
         """Rows without an id below the largest that was ever in use, ascending."""
-        return self.first + np.flatnonzero(self._ids.length[self.first : self.size] < 0)
+        length = self._ids.length[self.first : self.size]
+        return self.first + np.flatnonzero(length < 0)
 
     @property
     def ids(self) -> list[str]:
@@ -220,7 +234,8 @@ class Vocabulary(ByRows):
     def forget(self, rows: Rows) -> None:
         """Retire rows: their ids are not known any more."""
         length = FREE if self._reuse else RETIRED
-        _forget_all(self._ids, rows[self.is_used(rows)], length)
+        used = rows[self.is_used(rows)]
+        _forget_all(self._ids, used, length)
 
     def give_back(self, rows: Rows) -> None:
         """Rows whose ids were forgotten may be used again."""
@@ -231,7 +246,7 @@ class Vocabulary(ByRows):
         each; below 0 if it has none.
         """
         length = take_or_fill(self._ids.length, rows, FREE)
-        utf8 = np.empty(int(np.maximum(length, 0).sum()), np.uint8)
+        utf8 = np.empty(_bytes_of(length), np.uint8)
         _copy_out(self._ids, rows, length, utf8)
         return {"utf8": utf8, "length": length}
 
@@ -244,8 +259,10 @@ class Vocabulary(ByRows):
             return
         utf8 = arrays["utf8"]
         size = int(rows.max()) + 1
-        _forget_all(self._ids, rows[self.is_used(rows)], FREE)
-        self._reserve(max(len(rows), size - self.size), len(utf8))
+        used = rows[self.is_used(rows)]
+        _forget_all(self._ids, used, FREE)
+        new_rows = max(len(rows), size - self.size)
+        self._reserve(new_rows, len(utf8))
         self.size = max(self.size, size)
         _copy_in(self._ids, rows, arrays["length"], utf8)
         self._ids.at[_LOWEST] = self.first
@@ -266,8 +283,23 @@ class IdsByRow(Sequence[str]):
 
 def packed(ids: Sequence[str]) -> tuple[Bytes, Rows]:
     """The bytes of ids one after the other, and where each begins, with the end."""
-    packed: dict[str, Any] = pack_strings(ids, "")
-    return packed[".utf8"], packed[".offsets"]
+    text = "".join(ids)
+    if text.isascii():  # then characters are bytes: nothing is encoded one by one
+        blob = text.encode()
+        lengths = map(len, ids)
+    else:
+        encoded = [each.encode("utf-8", "surrogatepass") for each in ids]
+        blob = b"".join(encoded)
+        lengths = map(len, encoded)
+    offsets = np.zeros(len(ids) + 1, np.int64)
+    offsets[1:] = np.fromiter(lengths, np.int64, len(ids))
+    np.cumsum(offsets, out=offsets)
+    return np.frombuffer(blob, np.uint8), offsets
+
+
+def _bytes_of(length: NDArray[np.int32]) -> int:
+    """Bytes of all ids, of rows some of which have none."""
+    return int(np.maximum(length, 0).sum())
 
 
 @inlined
@@ -275,20 +307,40 @@ def hash_of(utf8: Bytes, start: int, stop: int) -> np.uint64:
     """FNV-1a, its bits mixed once more: the low ones choose the slot."""
     h = np.uint64(0xCBF29CE484222325)
     for k in range(start, stop):
-        h = (h ^ np.uint64(utf8[k])) * np.uint64(0x100000001B3)
-    h = (h ^ (h >> np.uint64(32))) * np.uint64(0x9E3779B97F4A7C15)
-    return h ^ (h >> np.uint64(29))
+        h ^= np.uint64(utf8[k])
+        h *= np.uint64(0x100000001B3)
+    h ^= h >> np.uint64(32)
+    h *= np.uint64(0x9E3779B97F4A7C15)
+    h ^= h >> np.uint64(29)
+    return h
 
 
 @inlined
 def _home(h: np.uint64, slots: int) -> np.int64:
     """The slot where an id belongs if it is free; there may be any number of slots."""
-    return np.int64(((h >> np.uint64(32)) * np.uint64(slots)) >> np.uint64(32))
+    h >>= np.uint64(32)
+    h *= np.uint64(slots)
+    h >>= np.uint64(32)
+    return np.int64(h)
 
 
 @inlined
 def _next(slot: np.int64, slots: int) -> np.int64:
-    return slot + np.int64(1) if slot + 1 < slots else np.int64(0)
+    slot += np.int64(1)
+    return slot if slot < slots else np.int64(0)
+
+
+@inlined
+def _is_id(ids: Ids, row: int, utf8: Bytes, start: int, stop: int) -> bool:
+    """Whether a row has the id of these bytes."""
+    length = stop - start
+    if ids.length[row] != length:
+        return False
+    begin = ids.start[row]
+    k = 0
+    while k < length and ids.arena[begin + k] == utf8[start + k]:
+        k += 1
+    return k == length
 
 
 @njit_borrowing
@@ -296,22 +348,28 @@ def _slot(ids: Ids, utf8: Bytes, start: int, stop: int) -> int:
     """The slot that holds the row of an id; if none does, -1 minus the slot where it
     belongs.
     """
-    length = stop - start
-    slot = _home(hash_of(utf8, start, stop), len(ids.slots))
+    h = hash_of(utf8, start, stop)
+    slot = _home(h, len(ids.slots))
     left = np.int64(-1)
     while ids.slots[slot] != _EMPTY:
         row = ids.slots[slot]
         if row == _LEFT:
-            left = slot if left < 0 else left
-        elif ids.length[row] == length:
-            begin = ids.start[row]
-            k = 0
-            while k < length and ids.arena[begin + k] == utf8[start + k]:
-                k += 1
-            if k == length:
-                return int(slot)
+            if left < 0:
+                left = slot
+        elif _is_id(ids, row, utf8, start, stop):
+            return int(slot)
         slot = _next(slot, len(ids.slots))
-    return int(-1 - (left if left >= 0 else slot))
+    if left < 0:
+        left = slot
+    return int(-1 - left)
+
+
+@inlined
+def _free_row(ids: Ids, row: int) -> int:
+    """The first free row from this one on; there is one."""
+    while ids.length[row] != FREE:
+        row += 1
+    return row
 
 
 @njit_borrowing
@@ -319,16 +377,16 @@ def _find_all(ids: Ids, utf8: Bytes, offsets: Rows, found: Rows, add: bool) -> N
     for i in range(len(found)):
         if found[i] >= 0:
             continue
-        slot = _slot(ids, utf8, offsets[i], offsets[i + 1])
+        start = offsets[i]
+        stop = offsets[i + 1]
+        slot = _slot(ids, utf8, start, stop)
         if slot >= 0:
             found[i] = ids.slots[slot]
         elif add:
-            row = ids.at[_LOWEST]
-            while ids.length[row] != FREE:
-                row += 1
+            row = _free_row(ids, ids.at[_LOWEST])
             ids.at[_LOWEST] = row + 1
             found[i] = row
-            _set(ids, row, utf8, offsets[i], offsets[i + 1], -1 - slot)
+            _set(ids, row, utf8, start, stop, -1 - slot)
 
 
 @njit_allocating
@@ -337,23 +395,23 @@ def _free(ids: Ids, count: int) -> Rows:
     found = np.empty(count, np.int64)
     row = ids.at[_LOWEST]
     for k in range(count):
-        while ids.length[row] != FREE:
-            row += 1
-        found[k] = row
-        row += 1
+        found[k] = _free_row(ids, row)
+        row = found[k] + 1
     return found
 
 
 @njit_borrowing
 def _set(ids: Ids, row: int, utf8: Bytes, start: int, stop: int, slot: int) -> None:
     end = ids.at[_END]
+    length = stop - start
     ids.start[row] = end
-    ids.length[row] = stop - start
-    for k in range(stop - start):
+    ids.length[row] = length
+    for k in range(length):
         ids.arena[end + k] = utf8[start + k]
-    ids.at[_END] += stop - start
+    ids.at[_END] += length
     ids.at[_USED] += 1
-    ids.at[_FILLED] += ids.slots[slot] == _EMPTY
+    if ids.slots[slot] == _EMPTY:
+        ids.at[_FILLED] += 1
     ids.slots[slot] = row
 
 
@@ -363,7 +421,9 @@ def _insert_all(ids: Ids, rows: Rows) -> None:
     ids.at[_FILLED] = len(rows)
     for row in rows:
         start = ids.start[row]
-        slot = _home(hash_of(ids.arena, start, start + ids.length[row]), len(ids.slots))
+        stop = start + ids.length[row]
+        h = hash_of(ids.arena, start, stop)
+        slot = _home(h, len(ids.slots))
         while ids.slots[slot] != _EMPTY:
             slot = _next(slot, len(ids.slots))
         ids.slots[slot] = row
@@ -373,7 +433,9 @@ def _insert_all(ids: Ids, rows: Rows) -> None:
 def _forget_all(ids: Ids, rows: Rows, length: int) -> None:
     for row in rows:
         start = ids.start[row]
-        ids.slots[_slot(ids, ids.arena, start, start + ids.length[row])] = _LEFT
+        stop = start + ids.length[row]
+        slot = _slot(ids, ids.arena, start, stop)
+        ids.slots[slot] = _LEFT
         ids.length[row] = length
         ids.at[_USED] -= 1
         if length == FREE:
@@ -391,8 +453,9 @@ def _give_back(ids: Ids, rows: Rows) -> None:
 def _copy_out(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> None:
     to = 0
     for i in range(len(rows)):
+        start = ids.start[rows[i]]
         for k in range(length[i]):
-            utf8[to + k] = ids.arena[ids.start[rows[i]] + k]
+            utf8[to + k] = ids.arena[start + k]
         to += max(length[i], 0)
 
 
@@ -400,13 +463,17 @@ def _copy_out(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> N
 def _copy_in(ids: Ids, rows: Rows, length: NDArray[np.int32], utf8: Bytes) -> None:
     start = 0
     for i in range(len(rows)):
+        row = rows[i]
         if length[i] < 0:
-            ids.length[rows[i]] = length[i]
+            ids.length[row] = length[i]
             continue
-        slot = _slot(ids, utf8, start, start + length[i])
-        if slot >= 0:  # another row had it, whose own news have not come yet
-            ids.length[ids.slots[slot]] = FREE
-            ids.at[_USED] -= 1
+        stop = start + length[i]
+        slot = _slot(ids, utf8, start, stop)
+        if slot < 0:
             slot = -1 - slot
-        _set(ids, rows[i], utf8, start, start + length[i], -1 - slot)
-        start += length[i]
+        else:  # another row had it, whose own news have not come yet
+            other = ids.slots[slot]
+            ids.length[other] = FREE
+            ids.at[_USED] -= 1
+        _set(ids, row, utf8, start, stop, slot)
+        start = stop

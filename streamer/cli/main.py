@@ -23,9 +23,7 @@ COMMANDS = {
     "store": "streamer.cli.store:store",
     "doctor": "streamer.cli.doctor:doctor",
     "replay": "streamer.replay.cli.replay:replay",
-    "evaluate": "streamer.replay.cli.evaluate:evaluate",
-    "compare": "streamer.replay.cli.evaluate:compare",
-    "sweep": "streamer.replay.cli.evaluate:sweep",
+    "compare": "streamer.replay.cli.compare:compare",
     "demo": "streamer.replay.cli.demo:demo",
 }
 """Command name -> where it is implemented."""

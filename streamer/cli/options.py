@@ -22,7 +22,7 @@ from streamer.model.setting import (
     Settings,
     nearest,
     parse_pairs,
-    parse_values,
+    parse_settings,
 )
 from streamer.serve.settings import ServeSettings
 from streamer.settings import RunSettings
@@ -39,32 +39,15 @@ COMMON = "Options that most runs need"
 CONFIGURATION = "Configuration"
 VARIABLE = "STREAMER_"
 """Every environment variable of ours begins with this."""
-COMMAND_VARIABLES = (
-    "CONFIG",
-    "SET",
-    "JSON",
-    "LOG_FORMAT",
-    "METRICS_HOST",
-    "METRICS_PORT",
-    "METRICS_SHOW_VALUES",
-)
+COMMAND_VARIABLES = ("CONFIG", "SET", "JSON")
 """Variables of options that are no settings."""
 OTHER_VARIABLES = ("KAFKA_", "TEST_")
 """Variables that begin like this are read elsewhere."""
-_PROBLEMS = "streamer.problems"
-_FROM_FILE = "streamer.expert_settings"
+_FROM_FILE = "streamer.settings_of_file"
 
 
 class GroupedCommand(click.Command):
-    """A command that shows its options by heading, and all wrong values at once."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        rest = super().parse_args(ctx, args)
-        problems: list[click.BadParameter] = ctx.meta.pop(_PROBLEMS, [])
-        if problems:
-            messages = [problem.format_message() for problem in problems]
-            raise click.UsageError("\n".join(messages), ctx)
-        return rest
+    """A command that shows its options by heading."""
 
     def format_options(
         self, ctx: click.Context, formatter: click.HelpFormatter
@@ -89,16 +72,6 @@ class GroupedOption(click.Option):
         super().__init__(*args, **kwargs)
         self.heading = heading
 
-    def handle_parse_result(
-        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
-    ) -> tuple[Any, list[str]]:
-        """Put a wrong value aside: the command reports it together with all others."""
-        try:
-            return super().handle_parse_result(ctx, opts, args)
-        except click.BadParameter as problem:
-            ctx.meta.setdefault(_PROBLEMS, []).append(problem)
-            return None, args
-
 
 def option(heading: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     """A click option under a heading, its default shown.
@@ -111,35 +84,18 @@ def option(heading: str, *names: str, **attributes: Any) -> Callable[[F], F]:
     return click.option(*names, cls=GroupedOption, heading=heading, **attributes)
 
 
-class _SettingType(click.ParamType[Any]):
-    """A value of a setting; one element of it, if the option can be repeated."""
-
-    name = "value"
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> Any:
-        is_repeated = param is not None and param.multiple
-        if self.setting.is_mapping and isinstance(value, tuple):
-            return value
-        try:
-            if not is_repeated:
-                return self.setting.parse(value)
-            found = self.setting.parse([value])
-        except ValueError as error:
-            self.fail(f"{value!r}: {error}", param, ctx)
-        return next(iter(found.items())) if self.setting.is_mapping else found[0]
-
-    def get_metavar(
-        self, param: click.Parameter, ctx: click.Context | None = None
-    ) -> str:
-        if self.setting.choices:
-            return f"[{'|'.join(self.setting.choices)}]"
-        names = {int: "INTEGER", float: "NUMBER", Path: "PATH"}
-        return names.get(self.setting.base, "TEXT")
+json_option = option(
+    "Report", "--json", "as_json", is_flag=True, help="Print one JSON object."
+)
+set_option = option(
+    CONFIGURATION,
+    "--set",
+    "set_",
+    envvar=f"{VARIABLE}SET",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Any setting, also those for experts (docs/settings.md); repeat it for several.",
+)
 
 
 def variable(setting: Setting) -> str:
@@ -148,31 +104,30 @@ def variable(setting: Setting) -> str:
 
 
 def setting_option(
-    kind: type[Settings], name: str, heading: str | None = None, **changes: Any
+    setting: Setting, heading: str | None, has_variable: bool
 ) -> Callable[[F], F]:
-    """The option of one setting; `changes` are attributes of it that differ."""
-    setting = kind.all()[name]
+    """The option of one setting: text, or None where it is not given."""
     about = setting.about
-    is_list_of_texts = setting.is_list and setting.base.__args__[0] is str
-    attributes: dict[str, Any] = {
-        "default": setting.default,
-        "help": _help(setting),
-        "type": bool if setting.base is bool else _SettingType(setting),
-        "multiple": setting.is_mapping or is_list_of_texts,
-        "metavar": about.metavar or None,
-        "envvar": variable(setting),
-        "show_default": False,  # it is part of the help, with the range
-    }
-    if setting.is_mapping:
-        attributes["default"] = tuple(setting.default.items())
-
     names = [f"--{setting.option}"]
     if setting.base is bool:
         names = [f"--{setting.option}/--no-{setting.option}"]
     if about.also:
         names.append(f"--{about.also}")
-    shown_under = heading or (COMMON if about.common else setting.heading)
-    return option(shown_under, *names, name, **(attributes | changes))
+    kinds = {int: "INTEGER", float: "NUMBER", Path: "PATH", bool: None}
+    metavar = about.metavar or kinds.get(setting.base, "TEXT")
+    if setting.choices:
+        metavar = f"[{'|'.join(setting.choices)}]"
+    return option(
+        heading or (COMMON if about.common else setting.heading),
+        *names,
+        setting.name,
+        default=None,
+        type=bool if setting.base is bool else str,
+        multiple=setting.is_repeated,
+        metavar=metavar,
+        envvar=variable(setting) if has_variable else None,
+        help=_help(setting),
+    )
 
 
 def _help(setting: Setting) -> str:
@@ -208,21 +163,27 @@ def settings_options(
         environment: names of those that environment variables may set, without
             `--config`; None: all, and `--config`.
     """
-    offered = list(kind.all()) if only is None else list(only)
+    offered = {name: kind.all()[name] for name in only or kind.all()}
     experts = []
     if only is None:
-        experts = [name for name in offered if kind.all()[name].about.expert]
-    names = [name for name in offered if name not in experts]
+        experts = [setting for setting in offered.values() if setting.about.expert]
+    shown = [setting for setting in offered.values() if setting not in experts]
 
     def decorate(function: F) -> F:
         @functools.wraps(function)
         def with_settings(**given: Any) -> Any:
+            texts: dict[str, Any] = {}
             if environment is None:
                 check_environment(os.environ, kind)
-            values = {name: _value(kind, name, given.pop(name)) for name in names}
-            if experts:
-                values |= _expert_values(kind, experts, given.pop("set_"), environment)
-            settings = kind(**values)
+                texts |= click.get_current_context().meta.get(_FROM_FILE, {})
+                for setting in experts:
+                    if variable(setting) in os.environ:
+                        texts[setting.name] = os.environ[variable(setting)]
+            for setting in shown:
+                value = given.pop(setting.name)
+                if value not in (None, ()):
+                    texts[setting.name] = value
+            settings = _parsed(kind, texts, given.pop("set_", ()))
             if problems := settings.problems():
                 raise SettingsError([_as_option(kind, problem) for problem in problems])
             return function(settings, **given)
@@ -230,27 +191,33 @@ def settings_options(
         decorated: Any = with_settings
         if experts:
             decorated = set_option(decorated)
-        for name in reversed(names):
-            changes: dict[str, Any] = {}
-            if environment is not None and name not in environment:
-                changes["envvar"] = None
-            decorated = setting_option(kind, name, heading, **changes)(decorated)
+        for setting in reversed(shown):
+            has_variable = environment is None or setting.name in environment
+            decorated = setting_option(setting, heading, has_variable)(decorated)
         if environment is None:
-            decorated = config_option(kind)(decorated)
+            decorated = config_option(offered, kind)(decorated)
         found: F = decorated
         return found
 
     return decorate
 
 
-def _value(kind: type[Settings], name: str, given: Any) -> Any:
-    """A value as click gives it, as the setting holds it."""
-    setting = kind.all()[name]
-    if setting.is_mapping:
-        return dict(given)
-    if given == () and setting.default is None:
-        return None
-    return given
+def _parsed(
+    kind: type[Settings], texts: dict[str, Any], pairs: Collection[str]
+) -> Settings:
+    """Settings from their texts, and from those of `--set`, which win.
+
+    Raises:
+        click.UsageError: with every problem at once.
+    """
+    try:
+        return parse_settings(kind, texts | parse_pairs(pairs))
+    except ValueError as error:
+        (problems,) = error.args
+        if isinstance(problems, str):
+            problems = [problems]
+        lines = [_as_option(kind, problem) for problem in problems]
+        raise click.UsageError("\n".join(lines)) from error
 
 
 def _as_option(kind: type[Settings], problem: str) -> str:
@@ -258,47 +225,6 @@ def _as_option(kind: type[Settings], problem: str) -> str:
     setting = kind.named(problem.split()[0].rstrip(":"))
     has_option = setting is not None and not setting.about.expert
     return f"--{problem}" if has_option else problem
-
-
-# settings without an option -----------------------------------------------------------
-
-set_option = option(
-    CONFIGURATION,
-    "--set",
-    "set_",
-    envvar=f"{VARIABLE}SET",
-    multiple=True,
-    metavar="NAME=VALUE",
-    help="Any setting, also those for experts (docs/settings.md); repeat it for several.",
-)
-
-
-def _expert_values(
-    kind: type[Settings],
-    experts: Collection[str],
-    given: Collection[str],
-    environment: Collection[str] | None,
-) -> dict[str, Any]:
-    """Values from the file, from variables and from `--set`, the last one wins.
-
-    Raises:
-        click.UsageError: with every problem at once.
-    """
-    texts: dict[str, Any] = {}
-    if environment is None:
-        texts |= click.get_current_context().meta.get(_FROM_FILE, {})
-        for name in experts:
-            found = os.environ.get(variable(kind.all()[name]))
-            if found is not None:
-                texts[name] = found
-
-    try:
-        return parse_values(kind, texts | parse_pairs(given))
-    except ValueError as error:
-        (problems,) = error.args
-        raise click.UsageError(
-            problems if isinstance(problems, str) else "\n".join(problems)
-        ) from error
 
 
 def check_environment(
@@ -325,14 +251,21 @@ def check_environment(
 # the file -----------------------------------------------------------------------------
 
 
-def config_option(kind: type[Settings]) -> Callable[[F], F]:
-    """The option `--config` of a command that has settings of this class."""
+def config_option(
+    offered: Mapping[str, Setting], kind: type[Settings]
+) -> Callable[[F], F]:
+    """The option `--config` of a command that offers these settings of a class."""
+
+    def read(ctx: click.Context, _: click.Parameter, path: Path | None) -> None:
+        if path is not None:
+            _read_config(path, ctx, offered, kind)
+
     return option(
         CONFIGURATION,
         "--config",
         envvar=f"{VARIABLE}CONFIG",
         type=click.Path(dir_okay=False, path_type=Path),
-        callback=functools.partial(_read_config, kind),
+        callback=read,
         is_eager=True,
         expose_value=False,
         help="TOML file with defaults for any setting by its long name.",
@@ -340,11 +273,12 @@ def config_option(kind: type[Settings]) -> Callable[[F], F]:
 
 
 def _read_config(
-    kind: type[Settings], ctx: click.Context, _: click.Parameter, path: Path | None
-) -> Path | None:
-    """Take defaults from a TOML file; a setting may stand under any heading."""
-    if path is None:
-        return None
+    path: Path,
+    ctx: click.Context,
+    offered: Mapping[str, Setting],
+    kind: type[Settings],
+) -> None:
+    """Take defaults of settings and other options from a TOML file."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -354,56 +288,36 @@ def _read_config(
 
     options = {}
     for parameter in ctx.command.params:
-        if isinstance(parameter, click.Option):
-            options[parameter.opts[0].removeprefix("--")] = parameter
-    has_experts = "set" in options
+        options[parameter.opts[0].removeprefix("--")] = str(parameter.name)
+    known = [*options, *(setting.option for setting in offered.values())]
+    settings: dict[str, Any] = {}
     defaults: dict[str, Any] = {}
-    experts: dict[str, Any] = {}
     problems = []
-    for written, value in _flattened(values, options).items():
+    for written, value in _flattened(values, kind).items():
         name = written.replace("_", "-")
         setting = kind.named(name)
-        if name in options:
-            parameter = options[name]
-            defaults[str(parameter.name)] = _as_default(parameter, value)
-        elif has_experts and setting is not None:
-            experts[setting.name] = value
+        if setting is not None and setting.name in offered:
+            settings[setting.name] = value
+        elif name in options:
+            defaults[options[name]] = value
         else:
-            known = [*options, *(s.option for s in kind.all().values() if has_experts)]
             problems.append(f"{path} has {written}{nearest(name, known)}")
     if problems:
         raise click.BadParameter("\n".join(problems))
-
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
-    ctx.meta[_FROM_FILE] = experts
-    return path
+    ctx.default_map = defaults
+    ctx.meta[_FROM_FILE] = settings
 
 
-def _as_default(parameter: click.Option, value: Any) -> Any:
-    """A value of the file as click takes it.
-
-    A table becomes NAME=VALUE, what can be repeated a list, the rest stays as it is.
-    """
-    if isinstance(value, dict):
-        return [f"{name}={item}" for name, item in value.items()]
-    if parameter.multiple:
-        return value if isinstance(value, list) else [value]
-    return ",".join(map(str, value)) if isinstance(value, list) else value
-
-
-def _flattened(
-    values: Mapping[str, Any], options: Mapping[str, click.Option]
-) -> dict[str, Any]:
-    """Settings of all tables.
-
-    A table is only a heading, unless an option that takes NAME=VALUE has its name.
+def _flattened(values: Mapping[str, Any], kind: type[Settings]) -> dict[str, Any]:
+    """The values of all tables: a table is only a heading, unless a setting that takes
+    NAME=VALUE has its name.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
-        type_ = options[name].type if name in options else None
-        takes_pairs = isinstance(type_, _SettingType) and type_.setting.is_mapping
+        setting = kind.named(name)
+        takes_pairs = setting is not None and setting.is_mapping
         if isinstance(value, dict) and not takes_pairs:
-            found |= _flattened(value, options)
+            found |= _flattened(value, kind)
         else:
             found[name] = value
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,10 +12,10 @@ from typing import Any
 import click
 from rich import filesize
 
-MAX_WIDTH = 120
-"""A wider table is turned, a line for each name instead of a column, if that makes it
-narrower.
-"""
+
+def say(report: Mapping[str, Any], text: str, as_json: bool) -> None:
+    """Print a report: for a person, or as one JSON object."""
+    click.echo(json.dumps(report) if as_json else text)
 
 
 def printable(text: str) -> str:
@@ -64,30 +65,24 @@ def table(
         >>> list(table([("tea", "9"), ("milk", "10")]))
         ['  tea    9', '  milk  10']
     """
-    columns = list(zip(*rows, strict=True)) or [()] * len(header)
-    right = [
-        False,
-        *(
-            all(re.match(r"-?\d|-?$", cell) for cell in column)
-            for column in columns[1:]
-        ),
-    ]
     lines = [header, *rows] if header else rows
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        cells = (
-            f"{cell:{'>' if r else '<'}{width}}"
-            for cell, r, width in zip(line, right, widths, strict=True)
-        )
+    columns = []
+    for place, column in enumerate(zip(*lines, strict=True)):
+        width = max(map(len, column))
+        values = column[1:] if header else column
+        is_number = place > 0 and all(re.match(r"-?\d|-?$", cell) for cell in values)
+        align = str.rjust if is_number else str.ljust
+        columns.append([align(cell, width) for cell in column])
+    for cells in zip(*columns, strict=True):
         yield f"{indent}{'  '.join(cells)}".rstrip()
 
 
-# reports --------------------------------------------------------------------------------------------------------------
+# reports ------------------------------------------------------------------------------
 
 Format = Callable[[float], str]
 FORMATS: dict[str, Format] = {
     r"bytes$": format_bytes,
-    r"(^|_)share$|share_(of|lately)|^bands$": "{:.2%}".format,
+    r"(^|_)share$|share_of|^bands$": "{:.2%}".format,
     r"ago_s$": format_age,
     r"_at$": format_time,
 }
@@ -100,96 +95,60 @@ def render(report: Mapping[str, Any]) -> str:
     """A report of JSON values as text.
 
     Plain values come first, a line each; a mapping is a section. The elements of a list
-    are the rows of a table, and so are neighbouring mappings with the same names.
+    are the rows of a table.
     """
     return "\n".join(_lines(report, "", None)).strip("\n")
 
 
 def _lines(
-    values: Mapping[str, Any], indent: str, inherited: Format | None
+    values: Mapping[str, Any], indent: str, format_: Format | None
 ) -> Iterator[str]:
-    nested = {name: value for name, value in values.items() if _is_nested(value)}
-    plain = [
-        (name, value)
-        for name, value in values.items()
-        if name not in nested and value != ""
-    ]
-    yield from table(
-        [(_label(name), _text(name, value, inherited)) for name, value in plain],
-        indent=indent,
-    )
-    groups: list[dict[str, Any]] = []
-    for name, value in nested.items():
-        if groups and _have_same_names(next(iter(groups[-1].values())), value):
-            groups[-1][name] = value
+    plain = []
+    sections = {}
+    for name, value in values.items():
+        if _is_section(value):
+            sections[name] = value
+        elif value != "":
+            plain.append((_label(name), _text(name, value, format_)))
+    yield from table(plain, indent=indent)
+
+    for name, value in sections.items():
+        if indent:
+            yield f"{indent}{_label(name)}"
         else:
-            groups.append({name: value})
-    for group in groups:
-        yield from [] if indent else [""]
-        if len(group) > 1:
-            yield from _rows(
-                [{"": _label(name), **row} for name, row in group.items()],
-                indent,
-                inherited,
-            )
+            yield ""
+            yield click.style(_label(name), bold=True)
+        inner = _format_of(name) or format_
+        if isinstance(value, dict):
+            yield from _lines(value, f"{indent}  ", inner)
             continue
-        ((name, value),) = group.items()
-        yield (
-            f"{indent}{_label(name)}"
-            if indent
-            else click.style(_label(name), bold=True)
-        )
-        write = _lines if isinstance(value, dict) else _rows
-        yield from write(value, f"{indent}  ", _format_of(name) or inherited)
+        names = list(dict.fromkeys(name for row in value for name in row))
+        rows = []
+        for row in value:
+            rows.append([_text(name, row.get(name, ""), inner) for name in names])
+        yield from table(rows, [_label(name) for name in names], f"{indent}  ")
 
 
-def _rows(
-    rows: Sequence[Mapping[str, Any]], indent: str, inherited: Format | None
-) -> Iterator[str]:
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    header = [_label(name) for name in names]
-    cells = [
-        [_text(name, row.get(name, ""), inherited) for name in names] for row in rows
-    ]
-    lines = list(table(cells, header, indent))
-    turned = list(table(list(zip(header, *cells, strict=True)), indent=indent))
-    width, turned_width = (max(map(len, some)) for some in (lines, turned))
-    yield from turned if width > max(MAX_WIDTH, turned_width) else lines
-
-
-def _is_nested(value: Any) -> bool:
+def _is_section(value: Any) -> bool:
     """True for a mapping and for a list of mappings, unless it is empty."""
-    return bool(value) and (
-        isinstance(value, dict) or (isinstance(value, list) and _is_nested(value[0]))
-    )
-
-
-def _have_same_names(first: Any, other: Any) -> bool:
-    """Whether a mapping has no names that the first one lacks, and both have plain
-    values only.
-    """
-    both = (
-        isinstance(first, dict)
-        and isinstance(other, dict)
-        and first.keys() >= other.keys()
-    )
-    return both and not any(map(_is_nested, (*first.values(), *other.values())))
+    if isinstance(value, list):
+        return bool(value) and isinstance(value[0], dict)
+    return isinstance(value, dict) and bool(value)
 
 
 def _label(name: str) -> str:
     """The name of a value for a person: `claimed_ago_s` is "claimed ago", `step_ms` is
     "step, ms".
     """
-    return re.sub(r"_(s|ms|us)$", r", \1", re.sub(r"ago_s$", "ago", name)).replace(
-        "_", " "
-    )
+    without_unit = re.sub(r"ago_s$", "ago", name)
+    return re.sub(r"_(s|ms|us)$", r", \1", without_unit).replace("_", " ")
 
 
 def _format_of(name: str) -> Format | None:
-    return next(
-        (format_ for pattern, format_ in FORMATS.items() if re.search(pattern, name)),
-        None,
-    )
+    for pattern, format_ in FORMATS.items():
+        if re.search(pattern, name):
+            return format_
+    return None
 
 
 def _text(name: str, value: Any, inherited: Format | None) -> str:
@@ -203,8 +162,5 @@ def _text(name: str, value: Any, inherited: Format | None) -> str:
         return ", ".join(_text(name, element, inherited) for element in value) or "none"
     if format_ := _format_of(name) or inherited:
         return format_(value)
-    return (
-        f"{value:,.0f}"
-        if isinstance(value, int) or abs(value) >= 1000
-        else f"{value:.4g}"
-    )
+    is_large = isinstance(value, int) or abs(value) >= 1000
+    return f"{value:,.0f}" if is_large else f"{value:.4g}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from streamer.cli.loading import checkpoint_options, load
-from streamer.cli.options import GroupedCommand, option
+from streamer.cli.options import GroupedCommand, json_option, option
 from streamer.cli.output import format_age, printable, table
 from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
@@ -46,7 +46,7 @@ _QUERY = "Query"
     is_flag=True,
     help="Leave out the items that the user had, or those of the session.",
 )
-@option(_QUERY, "--json", "as_json", is_flag=True, help="Print one JSON object.")
+@json_option
 @checkpoint_options
 def recommend(
     settings: RunSettings,
@@ -65,38 +65,34 @@ def recommend(
         raise click.UsageError("give either --user or --recent")
     from streamer.recommender import Recommender
 
-    loaded = load(settings.checkpoints)
-    if not len(loaded.learner.state.items):
+    checkpoint, learner = load(settings.checkpoints)
+    saved_at = checkpoint.meta["saved_at"]
+    if not len(learner.state.items):
         raise CheckpointError(
-            f"{loaded.path} has no items: nothing was trained when it was written"
+            f"{checkpoint.path} has no items: nothing was trained when it was written"
         )
-    recommender = Recommender(loaded.learner)
-    queries = (
-        [recommender.session(recent)]
-        if recent
-        else [recommender.user(user) for user in users]
-    )
+    recommender = Recommender(learner)
+    queries = [recommender.user(user) for user in users]
+    if recent:
+        queries = [recommender.session(recent)]
     found = recommender.recommend(queries, count, exclude_seen=exclude_seen)
-    pairs = list(zip(queries, found, strict=True))
+    answers = []
+    for query, items in zip(queries, found, strict=True):
+        answer = {
+            "user": query.user,
+            "known": query.known,
+            "note": query.note or None,
+            "items": [item._asdict() for item in items],
+        }
+        answers.append(answer)
+        if not as_json:
+            click.echo("\n".join(described(query, items)) + "\n")
     if as_json:
-        answers = [
-            {
-                "user": query.user,
-                "known": query.known,
-                "note": query.note or None,
-                "items": [i._asdict() for i in items],
-            }
-            for query, items in pairs
-        ]
-        about = {"checkpoint": str(loaded.path), "saved_at": loaded.meta["saved_at"]}
+        about = {"checkpoint": str(checkpoint.path), "saved_at": saved_at}
         click.echo(json.dumps(about | {"recommendations": answers}))
-        return
-    for query, items in pairs:
-        click.echo("\n".join(described(query, items)))
-        click.echo()
-    click.echo(
-        f"from {loaded.path}, saved {format_age(time.time() - loaded.meta['saved_at'])} ago"
-    )
+    else:
+        age = format_age(time.time() - saved_at)
+        click.echo(f"from {checkpoint.path}, saved {age} ago")
 
 
 def described(query: RecommendQuery, items: Sequence[Recommendation]) -> Iterator[str]:
@@ -104,21 +100,14 @@ def described(query: RecommendQuery, items: Sequence[Recommendation]) -> Iterato
     if query.user is None:
         yield f"session of {len(query.recent)} items"
     else:
-        yield f"user {printable(query.user)}" + (
-            f", {len(query.recent)} recent items" if query.recent else ""
-        )
+        yield f"user {printable(query.user)}, {len(query.recent)} recent items"
     if query.note:
         yield f"  note: {query.note}"
     if not items:
         yield "  nothing is left to recommend"
         return
-    rows = [
-        (
-            str(place),
-            printable(item.item),
-            f"{item.score:.3f}",
-            "recent" if item.recent else "",
-        )
-        for place, item in enumerate(items, start=1)
-    ]
+    rows = []
+    for place, item in enumerate(items, start=1):
+        mark = "recent" if item.recent else ""
+        rows.append((str(place), printable(item.item), f"{item.score:.3f}", mark))
     yield from table(rows, ("", "item", "score", ""))

@@ -14,59 +14,23 @@ from typing import Any
 
 import click
 
-from streamer.cli.options import COMMON, GroupedCommand, option, settings_options
+from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.settings import RunSettings
 
-_OUTPUT = "Output"
+logger = logging.getLogger("streamer")
 
 
 @click.command(cls=GroupedCommand)
 @settings_options(RunSettings)
 @option(
-    _OUTPUT,
-    "--log-format",
-    envvar="STREAMER_LOG_FORMAT",
-    type=click.Choice(["auto", "panel", "plain", "json"]),
-    default="auto",
-    help="A live panel at a terminal, plain lines elsewhere.",
-)
-@option(
-    COMMON,
-    "--metrics-port",
-    envvar="STREAMER_METRICS_PORT",
-    type=click.IntRange(0, 65_535),
-    help="Serve the live page, /metrics, /healthz and /readyz on this port; 0 for any free one.",
-)
-@option(
-    _OUTPUT,
-    "--metrics-host",
-    envvar="STREAMER_METRICS_HOST",
-    default="127.0.0.1",
-    help="Address to serve them on; 0.0.0.0 for all addresses of this machine.",
-)
-@option(
-    _OUTPUT,
-    "--metrics-show-values",
-    envvar="STREAMER_METRICS_SHOW_VALUES",
-    is_flag=True,
-    help="Let the live page show the beginnings of dead letters to everybody who reaches it.",
-)
-@option(
-    _OUTPUT,
+    "Output",
     "--json",
     "as_json",
     envvar="STREAMER_JSON",
     is_flag=True,
     help="At the end, print one JSON object.",
 )
-def run(
-    settings: RunSettings,
-    log_format: str,
-    metrics_port: int | None,
-    metrics_host: str,
-    metrics_show_values: bool,
-    as_json: bool,
-) -> None:
+def run(settings: RunSettings, as_json: bool) -> None:
     """Train a two-tower recommender continuously from a stream of events.
 
     Without --bootstrap-servers the topic is read from the embedded log, which `streamer
@@ -77,7 +41,7 @@ def run(
     docs/settings.md lists them.
     """
     if (settings.trainers or 1) > 1 and not is_rank():
-        sys.exit(launch(settings.trainers or 1, sys.argv[1:], log_format))
+        sys.exit(launch(settings.trainers or 1, sys.argv[1:], settings.log_format))
     if is_rank() and settings.trainers is None:  # by torchrun
         settings = replace(settings, trainers=int(os.environ["WORLD_SIZE"]))
     from streamer.build import build_pipeline
@@ -85,12 +49,12 @@ def run(
 
     source = settings.described()
     is_lead = rank() == 0
-    with watching(
-        source, metrics_host, metrics_port if is_lead else None, metrics_show_values
-    ) as watch:
+    port = settings.metrics_port if is_lead else None
+    show_values = settings.metrics_show_values
+    with watching(source, settings.metrics_host, port, show_values) as watch:
         pipeline = build_pipeline(settings)
         stop_on_signals(pipeline.stop)
-        with make_reporter(log_format, source, rank=rank()) as reporter:
+        with make_reporter(settings.log_format, source, rank=rank()) as reporter:
             pipeline.on_status = reporter.update
             watch(pipeline)
             pipeline.run()
@@ -120,7 +84,6 @@ def launch(
     from streamer.display.reporting import make_handler
     from streamer.lockstep.launch import launch_ranks
 
-    logger = logging.getLogger("streamer")
     logger.addHandler(make_handler(log_format == "json"))
     return launch_ranks(trainers, _run_command, arguments, restart=restart)
 
@@ -145,13 +108,15 @@ def watching(
     if port is None:
         yield lambda pipeline: None
         return
-    from streamer.web.live import announce, serve_metrics
+    from streamer.web.live import monitor_server, new_monitor
 
-    with serve_metrics(source, host, port, show_values) as (monitor, url):
+    monitor = new_monitor(source)
+    with monitor_server(monitor, host, port, show_values) as server:
 
         def watch(pipeline: Any) -> str:
             pipeline.watch(monitor)
-            announce(url)
+            url = server.url
+            logger.info("live page at %s, metrics at %smetrics", url, url)
             return url
 
         yield watch

@@ -4,31 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from streamer.build import store_keys
-from streamer.cache_store.errors import Damaged, StoreError, StoreRefused
-from streamer.cli.options import GroupedCommand, option, settings_options
-from streamer.cli.output import format_age, printable, table
+from streamer.cache_store.errors import StoreError, StoreRefused
+from streamer.cli.options import GroupedCommand, json_option, option, settings_options
+from streamer.cli.output import format_age, printable, say, table
 from streamer.errors import SettingsError, SharingError
 from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
-    from streamer.cache_store.redis.admin import Heartbeat, StoreAdmin
+    from streamer.cache_store.redis.admin import ModelSummary, StoreAdmin
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-_GROUP = "Store"
 STORE = ("redis_url", "model_name", "redis_namespace")
 """Settings that say where a model is shared."""
-json_option = option(
-    _GROUP, "--json", "as_json", is_flag=True, help="Print one JSON object."
-)
 
 
 @click.group()
@@ -36,79 +29,53 @@ def store() -> None:
     """Manage what trainers share in Redis; `streamer inspect --redis-url` shows it."""
 
 
-def change_options(function: F) -> F:
-    """The options `--yes` and `--force`."""
-    yes = option(_GROUP, "--yes", is_flag=True, help="Do not ask for confirmation.")
-    force = option(
-        _GROUP, "--force", is_flag=True, help="Proceed even if trainers are active."
-    )
-    return yes(force(function))
-
-
 @store.command("list", cls=GroupedCommand)
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def list_models(settings: SharingSettings, as_json: bool) -> None:
-    """Models in a Redis, with their items, log entries and active trainers."""
+    """Models in a Redis, with their items, entries and active trainers."""
     with open_admin(settings) as admin:
         found = [_figures(name, settings) for name in admin.models()]
-    if as_json:
-        click.echo(json.dumps({"models": found}))
-    elif found:
-        rows = []
-        for model in found:
-            numbers = (model["items"], model["log_length"], model["trainers"])
-            rows.append(
-                [
-                    printable(model["model"]),
-                    *("-" if n is None else f"{n:,}" for n in numbers),
-                ]
-            )
-        click.echo(
-            "\n".join(table(rows, ("model", "items", "log", "active"), indent=""))
-        )
-        for model in found:
-            if "problem" in model:
-                click.echo(f"note: {model['problem']}")
-    else:
-        click.echo(
-            f"no models in {admin.url} under the namespace {settings.redis_namespace}"
-        )
+    text = f"no models in {admin.url} under the namespace {settings.redis_namespace}"
+    if found:
+        text = "\n".join(_listed(found))
+    say({"models": found}, text, as_json)
+
+
+def _listed(found: list[dict[str, Any]]) -> Iterator[str]:
+    rows = []
+    for model in found:
+        numbers = [model[name] for name in ("items", "entries", "trainers")]
+        texts = ["-" if n is None else f"{n:,}" for n in numbers]
+        rows.append([printable(model["model"]), *texts])
+    yield from table(rows, ("model", "items", "entries", "active"), indent="")
+    for model in found:
+        if "problem" in model:
+            yield f"note: {model['problem']}"
 
 
 def _figures(name: str, settings: SharingSettings) -> dict[str, Any]:
     """A model's figures; one that cannot be read has a problem instead, and does not
     hide the others.
     """
-    summary = None
-    problem = ""
+    found: dict[str, Any] = {"model": name}
+    found |= dict.fromkeys(("items", "entries", "trainers"))
     try:
         with open_admin(dataclasses.replace(settings, model_name=name)) as admin:
-            try:
-                summary = admin.summary()
-                problem = _only_name_left(admin)
-            except StoreRefused as error:
-                problem = str(error)
-    except SettingsError as error:
-        problem = str(error)
+            summary = admin.summary()
+    except (SettingsError, SharingError) as error:
+        return found | {"problem": str(error)}
     if summary is None:
-        return {
-            "model": name,
-            "items": None,
-            "log_length": None,
-            "trainers": None,
-            "problem": problem,
-        }
-    return {
-        "model": name,
-        "items": summary.items,
-        "log_length": summary.log_length,
-        "trainers": len(summary.active),
-    }
+        return found | {"problem": _only_name_left(admin)}
+    found["items"] = summary.names
+    found["entries"] = len(summary.entries)
+    found["trainers"] = len(summary.active)
+    return found
 
 
 @store.command(cls=GroupedCommand)
-@change_options
+@option("Store", "--yes", is_flag=True, help="Do not ask for confirmation.")
+@option("Store", "--force", is_flag=True, help="Proceed even if trainers are active.")
 @json_option
 @settings_options(SharingSettings, only=STORE)
 def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> None:
@@ -120,33 +87,21 @@ def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> N
     whatever its keys hold.
     """
     with open_admin(settings) as admin:
+        summary = None
+        what = "what is left of it"
         try:
             summary = admin.summary()
-            what = (
-                f"{summary.items:,} items"
-                if summary is not None
-                else "what is left of it"
-            )
-        except Damaged as error:
+        except StoreRefused as error:
             click.echo(f"note: {error}", err=True)
-            summary = None
-            what = "damaged"
-        if summary is None and not admin.exists():
+        if summary is not None:
+            what = f"{summary.names:,} items"
+            _check_none_active(summary, "it would put back what it has", force)
+        elif not admin.exists() and admin.keys.model not in admin.models():
             raise _no_model(admin)
-        now_s, active = (
-            (summary.now_s, summary.active)
-            if summary is not None
-            else admin.active_trainers()
-        )
-        _check_none_active(active, now_s, "it would put back what it has", force)
         confirm(f"remove {printable(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
     done = {"model": admin.keys.model, "removed_keys": removed}
-    click.echo(
-        json.dumps(done)
-        if as_json
-        else f"removed {printable(admin.keys.model)}: {removed} keys"
-    )
+    say(done, f"removed {printable(admin.keys.model)}: {removed} keys", as_json)
 
 
 # shared by commands ---------------------------------------------------------------------------------------------------
@@ -176,10 +131,12 @@ def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
         raise SharingError(str(error)) from error
 
 
-def require_model(admin: StoreAdmin) -> None:
-    """Raise a `SharingError` that names the models that exist, unless this one does."""
-    if admin.summary() is None:
+def require_model(admin: StoreAdmin) -> ModelSummary:
+    """What there is of the model, or a `SharingError` that names those that exist."""
+    summary = admin.summary()
+    if summary is None:
         raise _no_model(admin)
+    return summary
 
 
 def _no_model(admin: StoreAdmin) -> SharingError:
@@ -200,19 +157,13 @@ def _only_name_left(admin: StoreAdmin) -> str:
     )
 
 
-def _check_none_active(
-    active: Sequence[Heartbeat], now_s: float, otherwise: str, force: bool
-) -> None:
+def _check_none_active(summary: ModelSummary, otherwise: str, force: bool) -> None:
     """Raise a `SharingError` that names the active trainers, if there are any."""
     described = []
-    for heartbeat in active:
-        partitions = (
-            f" ({', '.join(heartbeat.partitions)})" if heartbeat.partitions else ""
-        )
-        seen = format_age(now_s - heartbeat.at_s)
-        described.append(
-            f"{printable(heartbeat.trainer)}{partitions}, last seen {seen} ago"
-        )
+    for trainer, at_s, partitions in summary.active:
+        owned = f" ({', '.join(partitions)})" if partitions else ""
+        seen = format_age(summary.now_s - at_s)
+        described.append(f"{printable(trainer)}{owned}, last seen {seen} ago")
     if described and not force:
         trainers = "; ".join(described)
         raise SharingError(

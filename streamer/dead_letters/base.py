@@ -12,6 +12,7 @@ import base64
 import contextlib
 import enum
 import fcntl
+import mmap
 import os
 import time
 from collections import deque
@@ -23,7 +24,6 @@ from typing import BinaryIO, Protocol
 import msgspec
 
 from streamer.errors import StreamerError
-from streamer.sources.base import Partition
 
 KEPT_VALUE_BYTES = 65_536
 """How much of the value of a record that is too large its letter keeps. Others keep
@@ -75,39 +75,6 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None  # the beginning of the record's key
     value: bytes | None  # the record's value, or if that is an array, the bad element
     index: int | None = None  # which element of the array; None: the whole record
-
-    @classmethod
-    def of_record(
-        cls,
-        reason: Reason,
-        detail: str,
-        partition: Partition,
-        offset: int,
-        *,
-        timestamp_ms: int,
-        key: bytes | None,
-        value: bytes | None,
-        index: int | None,
-    ) -> DeadLetter:
-        """A letter that keeps no more of the record than it may."""
-        kept_key = None if key is None else key[:KEPT_KEY_BYTES]
-        kept_value = (
-            value[:KEPT_VALUE_BYTES]
-            if value and reason is Reason.RECORD_TOO_LARGE
-            else value
-        )
-        topic, number = partition
-        return cls(
-            reason,
-            detail,
-            topic,
-            number,
-            offset,
-            timestamp_ms,
-            kept_key,
-            kept_value,
-            index,
-        )
 
     @property
     def size(self) -> int:
@@ -265,29 +232,15 @@ def _open_locked(path: Path) -> BinaryIO:
     file = path.open("ab+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        end = _end_of_last_line(file)
-        if end < file.seek(0, os.SEEK_END):
+        if os.fstat(file.fileno()).st_size:
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                end = content.rfind(b"\n") + 1
             file.truncate(end)
         _sync_folder(path.parent)
     except BaseException:
         file.close()
         raise
     return file
-
-
-def _end_of_last_line(file: BinaryIO, block: int = 65_536) -> int:
-    """The position after the last newline, 0 if there is none; reads backwards, a block
-    at a time.
-    """
-    end = file.seek(0, os.SEEK_END)
-    while end > 0:
-        start = max(0, end - block)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
 
 
 def _sync_folder(folder: Path) -> None:
@@ -302,26 +255,11 @@ _encode = msgspec.json.Encoder().encode
 
 
 def _line(letter: DeadLetter, now: str) -> bytes:
-    fields: dict[str, object] = {
-        "time": now,
-        "topic": letter.topic,
-        "partition": letter.partition,
-        "offset": letter.offset,
-        "index": letter.index,
-        "reason": letter.reason.value,
-        "detail": letter.detail,
-        "timestamp_ms": letter.timestamp_ms,
-    }
-    content = _text_or_base64("key", letter.key) | _text_or_base64(
-        "value", letter.value
-    )
-    return _encode(fields | content) + b"\n"
-
-
-def _text_or_base64(name: str, content: bytes | None) -> dict[str, str | None]:
-    if content is None:
-        return {name: None}
-    try:
-        return {name: content.decode()}
-    except UnicodeDecodeError:
-        return {f"{name}_base64": base64.b64encode(content).decode()}
+    fields = {"time": now} | msgspec.structs.asdict(letter)
+    for name in ("key", "value"):
+        content = fields.pop(name)
+        try:
+            fields[name] = None if content is None else content.decode()
+        except UnicodeDecodeError:
+            fields[f"{name}_base64"] = base64.b64encode(content).decode()
+    return _encode(fields) + b"\n"

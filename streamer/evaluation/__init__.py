@@ -6,9 +6,13 @@ in `replay.evaluation`. May import: `metrics.composition`, `learner` and rooms b
 """
 
 from streamer.evaluation.baselines import LINE_BASELINES
-from streamer.evaluation.prequential import BestBaseline, Prequential, TowersShare
+from streamer.evaluation.prequential import (
+    BestBaseline,
+    EventSampler,
+    Prequential,
+    TowersShare,
+)
 from streamer.evaluation.ranking import MODEL, WITHOUT_TOWERS
-from streamer.evaluation.sampler import EventSampler
 from streamer.evaluation.tally import Tally
 
 __all__ = [

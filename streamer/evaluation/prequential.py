@@ -10,7 +10,8 @@ with their inner product at zero.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,11 +31,11 @@ from streamer.evaluation.ranking import (
     EventRanker,
     RankerWatch,
 )
-from streamer.evaluation.sampler import EventSampler
 from streamer.evaluation.tally import Figure, Ranks, Tally
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Rows
 from streamer.model.ranking.candidates import Candidates
+from streamer.model.ranking.features import TOWERS
 from streamer.model.rows.seen_items import SeenBefore
 
 MIN_RANKED = 1000
@@ -68,6 +69,62 @@ class TowersShare(NamedTuple):
             f"The towers {effect} on this stream: {rates}, "
             f"of the latest {self.events:,} ranked."
         )
+
+
+class EventSampler:
+    """Chooses events of each batch.
+
+    Args:
+        time_share: how much of the time ranking may take; batches are passed over to
+            keep to it. None passes over none.
+        max_events: at most this many events of a batch are ranked, and none before
+            anything is trained. None ranks all.
+        clock: seconds.
+    """
+
+    def __init__(
+        self,
+        time_share: float | None = 0.05,
+        max_events: int | None = 64,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.time_share = time_share
+        self.clock = clock
+        self._max_events = max_events
+        self._not_before = clock()
+        self._warm = False
+        self._rng = np.random.default_rng(0)
+
+    def choose(self, events: int, *, trained: bool) -> Rows:
+        """Which events of the next batch to rank, ascending; none if time is up.
+
+        Args:
+            events: how many there are.
+            trained: whether anything is trained yet.
+        """
+        if self.clock() < self._not_before:
+            return np.empty(0, np.int64)
+        if self._max_events is None:
+            return np.arange(events)
+        if not trained:
+            return np.empty(0, np.int64)
+        if events <= self._max_events:
+            return np.arange(events)
+        chosen = self._rng.choice(events, self._max_events, replace=False)
+        return np.sort(chosen)
+
+    def spent(self, seconds: float, *, ranked: bool) -> None:
+        """Plan the next ranking after one that took some seconds; a quiet stream saves
+        nothing up for later.
+
+        The first ranking does not count: compiled loops are loaded then, once. Nor does
+        a batch of which nothing was ranked.
+        """
+        if self.time_share is not None and self._warm and ranked:
+            begun = self.clock() - seconds
+            pause = seconds / self.time_share
+            self._not_before = max(begun, self._not_before) + pause
+        self._warm = self._warm or ranked
 
 
 class Prequential:
@@ -179,7 +236,7 @@ class Prequential:
         # 2. the model ranks
         ranks = {MODEL: self._rank(batch, chosen, candidates, seen)}
         if candidates is not None:
-            ranks[WITHOUT_TOWERS] = self.ranker.without_towers(candidates, seen)
+            ranks[WITHOUT_TOWERS] = self.ranker.by_ranker(candidates, seen, TOWERS)
             self.watch.observe(candidates)
         # 3. the baselines rank and learn; when they are done, the batch is counted
         self.baselines.start(self._stretch(batch, chosen, seen))

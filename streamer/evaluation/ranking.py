@@ -14,9 +14,8 @@ from streamer.learner import Learner
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.jit import njit_allocating
 from streamer.model.ranking.candidates import Candidates
-from streamer.model.ranking.features import BUCKETS, KINDS, TOWERS
+from streamer.model.ranking.features import BUCKETS, KINDS
 from streamer.model.ranking.ranker import ALL, DISCOVERY
-from streamer.model.retrieval import Excluded
 from streamer.model.rows.seen_items import SeenBefore
 
 MODEL = "model"
@@ -62,10 +61,6 @@ class EventRanker:
             )
         return ranks
 
-    def without_towers(self, candidates: Candidates, seen: SeenBefore) -> Ranks:
-        """The same where the ranker reads zero for the towers' inner product."""
-        return self.by_ranker(candidates, seen, TOWERS)
-
     def by_towers(
         self, batch: Batch, chosen: Rows, seen: SeenBefore, some: Rows
     ) -> Ranks:
@@ -80,7 +75,8 @@ class EventRanker:
         retriever = self._learner.state.retriever
         asked = some[known]
         rows = batch.only(chosen[asked])
-        left_out = Excluded(seen.first, seen.items).only(asked)
+        of_events = np.split(seen.items, seen.first[1:-1])
+        left_out = [of_events[k] for k in asked.tolist()]
         among_all, among_new = retriever.ranks_with_and_without(
             retriever.items(size), rows.users, rows.items, rows.recent, left_out
         )
@@ -112,9 +108,10 @@ class RankerWatch:
         """Share of cold items in the first k of the latest lists; None without any
         list.
         """
-        items = sum(listed for listed, _ in self._listed)
-        cold = sum(cold for _, cold in self._listed)
-        return cold / items if items else None
+        if not self._listed:
+            return None
+        items, cold = np.sum(self._listed, axis=0)
+        return float(cold / items)
 
     def observe(self, candidates: Candidates) -> None:
         """Look at the lists of a batch, and now and then at what decided them."""
@@ -130,15 +127,16 @@ class RankerWatch:
 
     def _count_cold(self, candidates: Candidates) -> tuple[int, int]:
         """The number of items in the first k of each list, and of cold ones."""
-        if not len(self._learner.state.cold_items):
+        state = self._learner.state
+        if not len(state.cold_items):
             return self._k * len(candidates), 0
-        scores = self._learner.state.ranker.scores(candidates)
-        best = [
-            start + np.argsort(-scores[start:end], kind="stable")[: self._k]
-            for start, end in itertools.pairwise(candidates.first.tolist())
-        ]
+        scores = state.ranker.scores(candidates)
+        best = []
+        for start, end in itertools.pairwise(candidates.first.tolist()):
+            order = np.argsort(-scores[start:end], kind="stable")
+            best.append(start + order[: self._k])
         top = np.concatenate(best)
-        cold = self._learner.state.are_cold(candidates.items[top])
+        cold = state.are_cold(candidates.items[top])
         return len(top), int(cold.sum())
 
 
@@ -156,9 +154,12 @@ def _ranks(
     """The target's rank among the candidates that the user has not seen; ties count
     against it.
     """
-    last = np.full(
-        max(items.max() if len(items) else 0, seen.max() if len(seen) else 0) + 1, -1
-    )
+    size = 1
+    if len(items):
+        size = items.max() + 1
+    if len(seen):
+        size = max(size, seen.max() + 1)
+    last = np.full(size, -1)
     for e in range(len(target)):
         if not wanted[e] or target[e] < 0:
             continue

@@ -36,7 +36,8 @@ class Ranks(NamedTuple):
     @classmethod
     def missed(cls, events: int) -> Ranks:
         """All missed, to be filled in."""
-        return cls(np.full(events, MISS), np.full(events, MISS))
+        among_all = np.full(events, MISS)
+        return cls(among_all, among_all.copy())
 
 
 class Figure(NamedTuple):
@@ -55,12 +56,12 @@ class Figure(NamedTuple):
         return round((self.overall or 0.0) * self.events)
 
 
-class _Sums(NamedTuple):
-    """What some events add up to."""
+class _Batch(NamedTuple):
+    """What the ranked events of a batch add up to."""
 
     ranked: int
     events: Rows  # [slices]
-    by_name: Mapping[str, Doubles]  # of each recommender [slices, metrics, ks]
+    sums: Mapping[str, Doubles]  # of each recommender [slices, metrics, ks]
 
 
 class Tally:
@@ -91,10 +92,9 @@ class Tally:
         self.slices = tuple(slices)
         self._window = window
         self._among_new = np.isin(self.slices, among_new)
-        nothing = np.zeros(len(self.slices), np.int64)
-        self._all = _Sums(0, nothing, {})
-        self._recent = _Sums(0, nothing, {})
-        self._batches: deque[_Sums] = deque()
+        self._events = np.zeros(len(self.slices), np.int64)
+        self._sums: dict[str, Doubles] = {}  # over all events
+        self._batches: deque[_Batch] = deque()  # of the window
 
     def add(self, ranks: Mapping[str, Ranks], members: NDArray[np.bool_]) -> None:
         """Count n events.
@@ -103,24 +103,27 @@ class Tally:
             ranks: what each recommender found.
             members: [n, slices] which slices each event belongs to.
         """
-        sums = {name: self._sums(found, members) for name, found in ranks.items()}
-        batch = _Sums(len(members), members.sum(0), sums)
-        self._all = _added([self._all, batch])
+        sums = {name: self._summed(found, members) for name, found in ranks.items()}
+        batch = _Batch(len(members), members.sum(0), sums)
+        self._events = self._events + batch.events
+        for name, added in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + added
         self._batches.append(batch)
         ranked = sum(earlier.ranked for earlier in self._batches)
         while ranked - self._batches[0].ranked >= self._window:
             ranked -= self._batches.popleft().ranked
-        self._recent = _added(self._batches)
 
-    def _sums(self, ranks: Ranks, members: NDArray[np.bool_]) -> Doubles:
-        sums = np.empty((len(self.slices), len(METRICS), len(self.ks)))
+    def _summed(self, ranks: Ranks, members: NDArray[np.bool_]) -> Doubles:
+        shape = (len(self.slices), len(METRICS), len(self.ks))
+        sums = np.empty(shape)
         lists = (
             (~self._among_new, ranks.among_all),
             (self._among_new, ranks.among_new),
         )
         for chosen, found in lists:
             weights = members[:, chosen].astype(np.float64)
-            sums[chosen] = np.tensordot(weights, values(found, self.ks), axes=(0, 0))
+            gains = values(found, self.ks)
+            sums[chosen] = np.tensordot(weights, gains, axes=(0, 0))
         return sums
 
     def figure(
@@ -132,30 +135,24 @@ class Tally:
     ) -> Figure:
         """One figure of a recommender."""
         place = self.slices.index(slice_)
-        column = (METRICS.index(metric), self.ks.index(k or self.k))
-
-        def mean(sums: _Sums) -> float | None:
-            if name not in sums.by_name or not sums.events[place]:
-                return None
-            return float(sums.by_name[name][place, *column] / sums.events[place])
-
-        events = int(self._all.events[place])
-        recent_events = int(self._recent.events[place])
-        return Figure(events, mean(self._all), recent_events, mean(self._recent))
+        which = METRICS.index(metric)
+        at = (place, which, self.ks.index(k or self.k))
+        if name not in self._sums:
+            return Figure(0, None, 0, None)
+        events = int(self._events[place])
+        recent_events = int(sum(batch.events[place] for batch in self._batches))
+        overall = float(self._sums[name][at])
+        recent = float(sum(batch.sums[name][at] for batch in self._batches))
+        return Figure(
+            events,
+            overall / events if events else None,
+            recent_events,
+            recent / recent_events if recent_events else None,
+        )
 
     def events(self, slice_: str = "all") -> int:
         """Ranked events of a slice so far."""
-        return int(self._all.events[self.slices.index(slice_)])
-
-
-def _added(parts: Sequence[_Sums] | deque[_Sums]) -> _Sums:
-    """All parts together."""
-    by_name = {
-        name: sum((part.by_name[name] for part in parts if part.by_name), np.zeros(1))
-        for name in parts[-1].by_name
-    }
-    events = sum((part.events for part in parts), np.zeros(1, np.int64))
-    return _Sums(sum(part.ranked for part in parts), events, by_name)
+        return int(self._events[self.slices.index(slice_)])
 
 
 def values(ranks: Rows, ks: Sequence[int]) -> Doubles:
@@ -166,8 +163,9 @@ def values(ranks: Rows, ks: Sequence[int]) -> Doubles:
         >>> values(np.array([3, MISS]), (2, 5)).round(2).tolist()
         [[[0.0, 1.0], [0.0, 0.5], [0.0, 0.33]], [[0.0, 0.0], [0.0, 0.0], [0.0, 0.0]]]
     """
-    gains = np.stack(
-        [np.ones(len(ranks)), 1.0 / np.log2(1.0 + ranks), 1.0 / ranks], axis=1
-    )  # [n, metrics]
+    hits = np.ones(len(ranks))
+    discounted = 1.0 / np.log2(1.0 + ranks)
+    reciprocal = 1.0 / ranks
+    gains = np.stack([hits, discounted, reciprocal], axis=1)  # [n, metrics]
     inside = ranks[:, None] <= np.asarray(ks)  # [n, ks]
     return gains[:, :, None] * inside[:, None, :]

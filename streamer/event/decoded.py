@@ -6,10 +6,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, compress
+from itertools import compress
 from typing import NamedTuple
 
-from streamer.dead_letters.base import DeadLetter
+from streamer.dead_letters.base import (
+    KEPT_KEY_BYTES,
+    KEPT_VALUE_BYTES,
+    DeadLetter,
+    Reason,
+)
 from streamer.event.fields import Invalid
 from streamer.sources.base import Chunk, Partition
 
@@ -123,22 +128,26 @@ class Writer:
     ) -> None:
         """Append a dead letter of the chunk's record number `record`."""
         chunk = self.chunk
-        letter = DeadLetter.of_record(
+        key = chunk.keys[record]
+        if value and problem.reason is Reason.RECORD_TOO_LARGE:
+            value = value[:KEPT_VALUE_BYTES]
+        letter = DeadLetter(
             problem.reason,
             problem.detail,
-            chunk.partition,
+            *chunk.partition,
             chunk.offsets[record],
-            timestamp_ms=chunk.timestamps_ms[record],
-            key=chunk.keys[record],
-            value=value,
-            index=index,
+            chunk.timestamps_ms[record],
+            key and key[:KEPT_KEY_BYTES],
+            value,
+            index,
         )
         self._out.letters.append(letter)
 
     def end_record(self, record: int, filtered: int) -> None:
         """All of a record is appended; `filtered` of its events were filtered."""
         out = self._out
-        out.filtered_upto.append(out.filtered + filtered)
+        filtered_upto = out.filtered + filtered
+        out.filtered_upto.append(filtered_upto)
         out.record_offsets.append(self.chunk.offsets[record])
         out.events_upto.append(len(out.users))
         out.letters_upto.append(len(out.letters))
@@ -155,14 +164,17 @@ class Writer:
         filtered = out.filtered
         if keep is None:
             self.events(rows, offsets)
-            out.events_upto += range(events + 1, events + 1 + len(offsets))
+            first = events + 1
+            out.events_upto += range(first, first + len(offsets))
             out.filtered_upto += [filtered] * len(offsets)
         else:
-            self.events(rows.where(keep), list(compress(offsets, keep)))
-            out.events_upto += list(accumulate(keep, initial=events))[1:]
-            out.filtered_upto += list(
-                accumulate((not kept for kept in keep), initial=filtered)
-            )[1:]
+            kept_offsets = list(compress(offsets, keep))
+            self.events(rows.where(keep), kept_offsets)
+            for kept in keep:
+                events += kept
+                filtered += not kept
+                out.events_upto.append(events)
+                out.filtered_upto.append(filtered)
         out.record_offsets += offsets
         out.letters_upto += [len(out.letters)] * len(offsets)
 

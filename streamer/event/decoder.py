@@ -10,13 +10,39 @@ import msgspec
 from streamer.dead_letters.base import KEPT_VALUE_BYTES, Reason
 from streamer.errors import SettingsError
 from streamer.event import fields
-from streamer.event.decoded import NO_USER, TITLE, Decoded, FeatureColumn, Rows, Writer
+from streamer.event.decoded import (
+    NO_USER,
+    TITLE,
+    Decoded,
+    FeatureColumn,
+    Features,
+    Rows,
+    Writer,
+)
 from streamer.event.fields import Invalid
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
 
 _UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 _WHITE = b" \t\r\n"
+EVENT_FIELDS = ("user_id", "item_id", "timestamp", "user_features", "item_features")
+MAX_TITLE_LENGTH = 256
+"""Characters of a title that are kept."""
+
+_BAD_FEATURES = (Reason.BAD_FEATURES, Reason.FEATURE_TOO_LONG, None)
+REASONS: dict[str, tuple[Reason, Reason, Reason | None]] = {
+    "user_id": (Reason.BAD_USER_ID, Reason.ID_TOO_LONG, Reason.MISSING_USER_ID),
+    "item_id": (Reason.BAD_ITEM_ID, Reason.ID_TOO_LONG, Reason.MISSING_ITEM_ID),
+    "timestamp": (Reason.BAD_TIMESTAMP, Reason.BAD_TIMESTAMP, None),
+    "user_features": _BAD_FEATURES,
+    "item_features": _BAD_FEATURES,
+    "event_type": (Reason.BAD_EVENT_TYPE, Reason.BAD_EVENT_TYPE, None),
+    "rating": (Reason.BAD_RATING, Reason.BAD_RATING, None),
+    "deleted": _BAD_FEATURES,
+    TITLE: _BAD_FEATURES,
+}
+"""Why a field cannot be used: it is of a wrong kind, too long, or missing."""
+
 _decode_any = msgspec.json.Decoder().decode
 _decode_elements = msgspec.json.Decoder(list[msgspec.Raw]).decode
 
@@ -46,12 +72,13 @@ class EventDecoder:
         self._types = _with_integers(settings.event_types)
         self._deletions = _with_integers(settings.deletion_types)
         self._about_items = self._deletions | _with_integers(settings.catalogue_types)
-        strict = _strict_struct(settings)
-        allowed = msgspec.Meta(min_length=1, max_length=settings.max_events_per_record)
-        self._decode_one = msgspec.json.Decoder(strict).decode
-        many: Any = Annotated[list[strict], allowed]  # type: ignore[valid-type]
-        self._decode_many = msgspec.json.Decoder(many).decode
+        types = _types_of(settings)
+        self._event = _struct(settings, types)
+        self._decode_one = msgspec.json.Decoder(self._event).decode
         self._decode_loose = msgspec.json.Decoder(_loose_struct(settings)).decode
+        self._decode_field: dict[str, Callable[[Any], Any]] = {}
+        for name, kind in types.items():
+            self._decode_field[name] = msgspec.json.Decoder(kind).decode
 
     def decode(self, chunk: Chunk) -> Decoded:
         """Decode, filter and validate every record of a chunk. Never raises for what
@@ -64,17 +91,15 @@ class EventDecoder:
         about_items = self._about_items
         run: list[Any] = []  # the events of the records just before, not written yet
         for record, value in enumerate(chunk.values):
+            event = None
             try:
-                event = (
-                    decode_one(value)
-                    if len(value) <= max_bytes and not is_catalogue
-                    else None
-                )
+                if not is_catalogue and len(value) <= max_bytes:
+                    event = decode_one(value)
             except (*_UNDECODABLE, TypeError):  # TypeError: a value of None
+                pass
+            if about_items and event is not None and event.event_type in about_items:
                 event = None
-            if event is not None and not (
-                about_items and event.event_type in about_items
-            ):
+            if event is not None:
                 run.append(event)
                 continue
             self._write_run(writer, run, record)
@@ -89,19 +114,16 @@ class EventDecoder:
     # -- the fast reading
 
     def _write_run(self, writer: Writer, run: list[Any], stop: int) -> None:
-        """Write the records before `stop`, one event each; what is wrong after all is
-        found by halving.
+        """Write the records before `stop`, one event each; if something is wrong after
+        all, one by one.
         """
         start = stop - len(run)
-        half = len(run) // 2
         try:
-            rows = self._columns(run, writer.chunk.timestamps_ms[start:stop])
+            times_ms = writer.chunk.timestamps_ms[start:stop]
+            rows = self._columns(run, times_ms)
         except Invalid:
-            if half == 0:
-                self._write_record(writer, start)
-            else:
-                self._write_run(writer, run[:half], start + half)
-                self._write_run(writer, run[half:], stop)
+            for record in range(start, stop):
+                self._write_record(writer, record)
         else:
             writer.plain_records(rows, self._kept(run), start, stop)
 
@@ -109,21 +131,30 @@ class EventDecoder:
         """The columns of events that the strict Struct accepted; `Invalid` if one
         breaks a rule beyond the Struct's.
         """
+        users = [event.user_id for event in events]
+        items = [event.item_id for event in events]
+        times = [event.timestamp for event in events]
+        user_features = [event.user_features for event in events]
+        item_features = [event.item_features for event in events]
         return Rows(
-            self._id_column([e.user_id for e in events]),
-            self._id_column([e.item_id for e in events]),
-            _all_seconds([e.timestamp for e in events], record_times_ms),
-            self._feature_column([e.user_features for e in events]),
-            self._feature_column([e.item_features for e in events]),
+            self._id_column(users),
+            self._id_column(items),
+            _all_seconds(times, record_times_ms),
+            self._feature_column(user_features),
+            self._feature_column(item_features),
         )
 
     def _id_column(self, column: list[Any]) -> list[str]:
         if set(map(type, column)) <= {str}:
             return column
         texts = list(map(str, column))
-        if max(map(len, texts)) > self.settings.max_id_length:
-            raise Invalid(Reason.ID_TOO_LONG, "an integer id is too long")
+        self._check_id_length(texts)
         return texts
+
+    def _check_id_length(self, texts: list[str]) -> None:
+        limit = self.settings.max_id_length
+        if max(map(len, texts)) > limit:
+            raise Invalid(Reason.ID_TOO_LONG, f"an id has more than {limit} characters")
 
     def _feature_column(self, column: list[Any]) -> FeatureColumn:
         if column.count(None) == len(column):
@@ -138,15 +169,12 @@ class EventDecoder:
         least = self.settings.min_rating
         if not types and least is None:
             return None
-        keep = (
-            [e.event_type in types for e in events] if types else [True] * len(events)
-        )
-        if least is not None:
-            ratings = [e.rating for e in events]
-            keep = [
-                k and r is not None and r >= least
-                for k, r in zip(keep, ratings, strict=True)
-            ]
+        keep = [True] * len(events)
+        for k, event in enumerate(events):
+            if types and event.event_type not in types:
+                keep[k] = False
+            elif least is not None:
+                keep[k] = event.rating is not None and event.rating >= least
         return keep
 
     # -- the slow reading
@@ -156,22 +184,9 @@ class EventDecoder:
         value = writer.chunk.values[record]
         limit = self.settings.max_record_bytes
         filtered = 0
-        key = writer.chunk.keys[record]
         try:
-            if (
-                not value and key and self._is_catalogue(writer.chunk)
-            ):  # as compaction of a topic wants it
-                item = fields.text_id(
-                    key.decode(errors="replace"),
-                    "the key",
-                    self.settings.max_id_length,
-                    missing=Reason.MISSING_ITEM_ID,
-                    bad=Reason.BAD_ITEM_ID,
-                )
-                time_s = fields.seconds(None, writer.chunk.timestamps_ms[record])
-                writer.events(_deletion(item, time_s), [writer.chunk.offsets[record]])
-            elif not value:
-                raise Invalid(Reason.NULL_VALUE, "the record has no value")
+            if not value:
+                self._write_deletion(writer, record)
             elif len(value) > limit:
                 text = f"the record has {len(value)} bytes, more than {limit}; kept: {KEPT_VALUE_BYTES} at most"
                 raise Invalid(Reason.RECORD_TOO_LARGE, text)
@@ -183,51 +198,43 @@ class EventDecoder:
             writer.letter(record, problem, value)
         writer.end_record(record, filtered)
 
+    def _write_deletion(self, writer: Writer, record: int) -> None:
+        """Write a record of the catalogue that has a key alone, as compaction of a
+        topic wants it.
+        """
+        key = writer.chunk.keys[record]
+        if not key or not self._is_catalogue(writer.chunk):
+            raise Invalid(Reason.NULL_VALUE, "the record has no value")
+        item = key.decode(errors="replace")
+        self._check_id_length([item])
+        time_s = fields.seconds(None, writer.chunk.timestamps_ms[record])
+        offset = writer.chunk.offsets[record]
+        writer.events(_about_item(item, time_s, None), [offset])
+
     def _write_array(self, writer: Writer, record: int, value: bytes) -> int:
         """Write the events of an array, the good apart from the bad; return how many
         were filtered.
         """
-        try:
-            events = self._decode_many(value)
-            about_items = self._about_items
-            if self._is_catalogue(writer.chunk) or (
-                about_items and any(e.event_type in about_items for e in events)
-            ):
-                raise Invalid(
-                    Reason.NOT_AN_EVENT, "some are catalogue events"
-                )  # each is read by itself
-            rows = self._columns(
-                events, [writer.chunk.timestamps_ms[record]] * len(events)
-            )
-        except (*_UNDECODABLE, Invalid):
-            elements = [bytes(element) for element in _decoded(_decode_elements, value)]
-            if not elements:
-                raise Invalid(
-                    Reason.EMPTY_ARRAY, "the record is an array without events"
-                ) from None
-            limit = self.settings.max_events_per_record
-            if len(elements) > limit:
-                text = f"the record has {len(elements)} events, more than {limit}"
-                raise Invalid(Reason.TOO_MANY_EVENTS, text) from None
-            return sum(
-                self._write_element(writer, record, element, index)
-                for index, element in enumerate(elements)
-            )
-        keep = self._kept(events)
-        kept = rows if keep is None else rows.where(keep)
-        writer.events(kept, [writer.chunk.offsets[record]] * len(kept.users))
-        return len(events) - len(kept.users)
+        elements = [bytes(element) for element in _decoded(_decode_elements, value)]
+        if not elements:
+            raise Invalid(Reason.EMPTY_ARRAY, "the record is an array without events")
+        limit = self.settings.max_events_per_record
+        if len(elements) > limit:
+            text = f"the record has {len(elements)} events, more than {limit}"
+            raise Invalid(Reason.TOO_MANY_EVENTS, text)
+        filtered = 0
+        for index, element in enumerate(elements):
+            filtered += self._write_element(writer, record, element, index)
+        return filtered
 
     def _write_element(
         self, writer: Writer, record: int, value: bytes, index: int | None
     ) -> int:
         """Write one event or its letter; return 1 if it was filtered, else 0."""
         try:
-            rows = self._read(
-                value,
-                writer.chunk.timestamps_ms[record],
-                self._is_catalogue(writer.chunk),
-            )
+            time_ms = writer.chunk.timestamps_ms[record]
+            is_catalogue = self._is_catalogue(writer.chunk)
+            rows = self._read(value, time_ms, is_catalogue)
         except Invalid as problem:
             writer.letter(record, problem, value, index)
             return 0
@@ -242,71 +249,55 @@ class EventDecoder:
         """Read one event field by field; None if it is filtered, `Invalid` with the
         first thing that is wrong.
         """
-        event = _decoded(self._decode_loose, value)
+        raw = _decoded(self._decode_loose, value)
         kind = None
         if self._types or self._about_items:
-            kind = fields.event_type(_content(event.event_type, Reason.BAD_EVENT_TYPE))
+            kind = self._field(raw, "event_type")
         if is_catalogue or kind in self._about_items:
-            return self._read_item(event, record_time_ms, kind in self._deletions)
+            return self._read_item(raw, record_time_ms, kind in self._deletions)
         if self._types and kind not in self._types:
             return None
         if self.settings.min_rating is not None:
-            rating = fields.rating(_content(event.rating, Reason.BAD_RATING))
+            rating = self._field(raw, "rating")
             if rating is None or rating < self.settings.min_rating:
                 return None
-        return Rows(
-            [self._id(event, "user_id", Reason.MISSING_USER_ID, Reason.BAD_USER_ID)],
-            [self._id(event, "item_id", Reason.MISSING_ITEM_ID, Reason.BAD_ITEM_ID)],
-            [
-                fields.seconds(
-                    _content(event.timestamp, Reason.BAD_TIMESTAMP), record_time_ms
-                )
-            ],
-            [self._features(event, "user_features")],
-            [self._features(event, "item_features")],
-        )
+        values = [self._field(raw, name) for name in EVENT_FIELDS]
+        event = self._event(*values)
+        return self._columns([event], [record_time_ms])
 
-    def _read_item(self, event: Any, record_time_ms: int, is_deletion: bool) -> Rows:
+    def _read_item(self, raw: Any, record_time_ms: int, is_deletion: bool) -> Rows:
         """Read a catalogue event field by field."""
-        item = self._id(event, "item_id", Reason.MISSING_ITEM_ID, Reason.BAD_ITEM_ID)
-        time_s = fields.seconds(
-            _content(event.timestamp, Reason.BAD_TIMESTAMP), record_time_ms
-        )
-        if is_deletion or fields.truth(
-            _content(event.deleted, Reason.BAD_FEATURES), self._called("deleted")
-        ):
-            return _deletion(item, time_s)
-        said = self._features(event, "item_features") or {}
-        title = fields.title(
-            _content(event.title, Reason.BAD_FEATURES), self._called(TITLE)
-        )
-        return Rows(
-            [NO_USER],
-            [item],
-            [time_s],
-            [None],
-            [said | {TITLE: title} if title else said],
-        )
+        item_id = self._field(raw, "item_id")
+        (item,) = self._id_column([item_id])
+        time_s = fields.seconds(self._field(raw, "timestamp"), record_time_ms)
+        if is_deletion or self._field(raw, "deleted"):
+            return _about_item(item, time_s, None)
+        features = self._field(raw, "item_features")
+        (said,) = self._feature_column([features])
+        about = dict(said or {})
+        title = self._field(raw, TITLE)
+        if title:
+            about[TITLE] = title[:MAX_TITLE_LENGTH]
+        return _about_item(item, time_s, about)
 
-    def _id(self, event: Any, name: str, missing: Reason, bad: Reason) -> str:
-        value = _content(getattr(event, name), bad)
-        return fields.text_id(
-            value,
-            self._called(name),
-            self.settings.max_id_length,
-            missing=missing,
-            bad=bad,
-        )
-
-    def _features(self, event: Any, name: str) -> dict[str, str | float] | None:
-        value = _content(getattr(event, name), Reason.BAD_FEATURES)
-        settings = self.settings
-        return fields.features(
-            value,
-            self._called(name),
-            settings.max_features,
-            settings.max_feature_length,
-        )
+    def _field(self, raw: Any, name: str) -> Any:
+        """Decode one field by its type, or say what is wrong with it."""
+        content = getattr(raw, name)
+        bad, too_long, missing = REASONS[name]
+        if missing is not None and bytes(content) == b"null":
+            raise Invalid(missing, f"{self._called(name)} is missing")
+        try:
+            return self._decode_field[name](content)
+        except msgspec.ValidationError as error:
+            text = str(error)
+            reason = bad
+            if "`object` of length <=" in text:
+                reason = Reason.TOO_MANY_FEATURES
+            elif "of length <=" in text:
+                reason = too_long
+            raise Invalid(reason, f"{self._called(name)}: {text}") from None
+        except _UNDECODABLE:
+            return _decoded(_decode_any, content)  # raises, and says why
 
     def _called(self, name: str) -> str:
         """A field's name for a message, with what the topic calls it."""
@@ -314,46 +305,62 @@ class EventDecoder:
         return name if theirs == name else f"{name} (field {fields.clip(theirs)})"
 
 
-def _deletion(item: str, time_s: float) -> Rows:
-    return Rows([NO_USER], [item], [time_s], [None], [None])
+def _about_item(item: str, time_s: float, about: Features | None) -> Rows:
+    """A catalogue event: what an item is like, or None if it is deleted."""
+    return Rows(
+        users=[NO_USER],
+        items=[item],
+        timestamps_s=[time_s],
+        user_features=[None],
+        item_features=[about],
+    )
 
 
-def _strict_struct(settings: EventSettings) -> Any:
+def _types_of(settings: EventSettings) -> dict[str, Any]:
+    """The type of each field of a valid event."""
+    limit = settings.max_feature_length
+    id_length = msgspec.Meta(min_length=1, max_length=settings.max_id_length)
+    identifier = Annotated[str, id_length] | int
+    in_range = msgspec.Meta(ge=0, lt=fields.END_MS)
+    timestamp = Annotated[int, in_range] | Annotated[float, in_range] | str | None
+    name = Annotated[str, msgspec.Meta(min_length=1, max_length=limit)]
+    category = Annotated[str, msgspec.Meta(max_length=limit)]
+    value = category | bool | int | float | None
+    max_features = msgspec.Meta(max_length=settings.max_features)
+    features = Annotated[dict[name, value], max_features] | None
+    return {
+        "user_id": identifier,
+        "item_id": identifier,
+        "timestamp": timestamp,
+        "user_features": features,
+        "item_features": features,
+        "event_type": str | int | None,
+        "rating": float | None,
+        "deleted": bool | None,
+        TITLE: str | None,
+    }
+
+
+def _struct(settings: EventSettings, types: dict[str, Any]) -> Any:
     """The type of a valid event. Fields that the settings do not need are left out, and
     may hold anything.
     """
-    identifier = (
-        Annotated[str, msgspec.Meta(min_length=1, max_length=settings.max_id_length)]
-        | int
-    )
-    in_range = msgspec.Meta(ge=0, lt=fields.END_MS)
-    timestamp = Annotated[int, in_range] | Annotated[float, in_range] | str | None
-    name = Annotated[
-        str, msgspec.Meta(min_length=1, max_length=settings.max_feature_length)
-    ]
-    category = Annotated[str, msgspec.Meta(max_length=settings.max_feature_length)]
-    value = category | bool | int | float | None
-    features = (
-        Annotated[dict[name, value], msgspec.Meta(max_length=settings.max_features)]
-        | None
-    )
-    members: list[Any] = [
-        ("user_id", identifier),
-        ("item_id", identifier),
-        ("timestamp", timestamp, None),
-        ("user_features", features, None),
-        ("item_features", features, None),
-    ]
+    members: list[Any] = []
+    for name in EVENT_FIELDS:
+        default = () if name.endswith("_id") else (None,)
+        members.append((name, types[name], *default))
     if settings.event_types or settings.deletion_types or settings.catalogue_types:
-        members.append(("event_type", str | int | None, None))
+        members.append(("event_type", types["event_type"], None))
     if settings.min_rating is not None:
-        members.append(("rating", float | None, None))
-    return msgspec.defstruct("Event", members, rename=dict(settings.fields), gc=False)
+        members.append(("rating", types["rating"], None))
+    names = dict(settings.fields)
+    return msgspec.defstruct("Event", members, rename=names, gc=False)
 
 
 def _loose_struct(settings: EventSettings) -> Any:
     """The type of any JSON object: each field as it stands, an absent one as null."""
-    members: list[Any] = [(name, msgspec.Raw, msgspec.Raw(b"null")) for name in FIELDS]
+    absent = msgspec.Raw(b"null")
+    members: list[Any] = [(name, msgspec.Raw, absent) for name in FIELDS]
     return msgspec.defstruct(
         "LooseEvent", members, rename=dict(settings.fields), gc=False
     )
@@ -361,8 +368,12 @@ def _loose_struct(settings: EventSettings) -> Any:
 
 def _with_integers(event_types: Sequence[str]) -> frozenset[str | int]:
     """The list of types, where "3" stands for the integer 3 too."""
-    digits = [t for t in event_types if len(t) < 20 and t.removeprefix("-").isdecimal()]
-    return frozenset(event_types) | {int(t) for t in digits if str(int(t)) == t}
+    found: set[str | int] = set(event_types)
+    for text in event_types:
+        is_number = len(text) < 20 and text.removeprefix("-").isdecimal()
+        if is_number and str(int(text)) == text:
+            found.add(int(text))
+    return frozenset(found)
 
 
 def _all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[float]:
@@ -371,20 +382,7 @@ def _all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[floa
     try:
         return [t * 1.0 if t < end else t / 1000 for t in column]
     except TypeError:  # a text or None is among them
-        return [
-            fields.seconds(t, time)
-            for t, time in zip(column, record_times_ms, strict=True)
-        ]
-
-
-def _content(raw: Any, bad: Reason) -> Any:
-    """Decode one field; `bad` is the reason for a number beyond what any type holds."""
-    try:
-        return _decode_any(raw)
-    except msgspec.ValidationError:
-        raise Invalid(bad, "a number is out of range") from None
-    except _UNDECODABLE:
-        return _decoded(_decode_any, raw)  # raises, and says why
+        return list(map(fields.seconds, column, record_times_ms))
 
 
 def _decoded(decode: Callable[[Any], Any], value: Any) -> Any:

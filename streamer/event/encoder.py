@@ -9,28 +9,21 @@ from itertools import chain, repeat
 
 import msgspec
 
+Features = Mapping[str, str | float]
+
 
 class _Wire(msgspec.Struct, omit_defaults=True, gc=False):
-    """An event as it is written, by our own names."""
+    """An event as it is written, by our own names; one of the catalogue has no user."""
 
-    user_id: str | int
-    item_id: str | int
+    user_id: str | int | None = None
+    item_id: str | int | None = None
     timestamp: float | str | datetime | None = None
-    user_features: Mapping[str, str | float] | None = None
-    item_features: Mapping[str, str | float] | None = None
+    user_features: Features | None = None
+    item_features: Features | None = None
     event_type: str | int | None = None
     rating: float | None = None
-
-
-class _Item(msgspec.Struct, omit_defaults=True, gc=False):
-    """A catalogue event as it is written."""
-
-    item_id: str | int
-    timestamp: float | str | datetime | None = None
-    item_features: Mapping[str, str | float] | None = None
     title: str | None = None
     deleted: bool = False
-    event_type: str | int | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -42,8 +35,8 @@ def encode(
     item_id: str | int,
     timestamp: float | str | datetime | None = None,
     *,
-    user_features: Mapping[str, str | float] | None = None,
-    item_features: Mapping[str, str | float] | None = None,
+    user_features: Features | None = None,
+    item_features: Features | None = None,
     event_type: str | int | None = None,
     rating: float | None = None,
 ) -> bytes:
@@ -54,52 +47,58 @@ def encode(
     be UTF-8.
     """
     _check_finite([timestamp, rating])
-    for features in (user_features, item_features):
-        if features:
-            _check_finite(features.values())
-    return _encode(
-        _Wire(
-            user_id,
-            item_id,
-            timestamp,
-            user_features,
-            item_features,
-            event_type,
-            rating,
-        )
+    _check_finite((user_features or {}).values())
+    _check_finite((item_features or {}).values())
+    event = _Wire(
+        user_id,
+        item_id,
+        timestamp,
+        user_features,
+        item_features,
+        event_type,
+        rating,
     )
+    return _encode(event)
 
 
 def encode_item(
     item_id: str | int,
     timestamp: float | str | datetime | None = None,
     *,
-    item_features: Mapping[str, str | float] | None = None,
+    item_features: Features | None = None,
     title: str | None = None,
     deleted: bool = False,
     event_type: str | int | None = None,
 ) -> bytes:
     """Write a catalogue event as a record's value, as `encode` writes events."""
-    _check_finite([timestamp, *(item_features or {}).values()])
-    return _encode(
-        _Item(item_id, timestamp, item_features or None, title, deleted, event_type)
+    _check_finite([timestamp])
+    _check_finite((item_features or {}).values())
+    event = _Wire(
+        item_id=item_id,
+        timestamp=timestamp,
+        item_features=item_features or None,
+        event_type=event_type,
+        title=title,
+        deleted=deleted,
     )
+    return _encode(event)
 
 
 def encode_all(
     user_ids: Sequence[str | int],
     item_ids: Sequence[str | int],
     timestamps: Sequence[float] | None = None,
-    user_features: Sequence[Mapping[str, str | float] | None] | None = None,
-    item_features: Sequence[Mapping[str, str | float] | None] | None = None,
+    user_features: Sequence[Features | None] | None = None,
+    item_features: Sequence[Features | None] | None = None,
 ) -> list[bytes]:
     """Write many events, given as columns, as `encode` writes each; several times as
     fast.
     """
     if timestamps is not None and not all(map(math.isfinite, timestamps)):
         _check_finite(timestamps)
-    for features in filter(None, chain(user_features or (), item_features or ())):
-        _check_finite(features.values())
+    for features in chain(user_features or (), item_features or ()):
+        if features:
+            _check_finite(features.values())
     columns = (
         repeat(None) if column is None else column
         for column in (timestamps, user_features, item_features)

@@ -11,7 +11,7 @@ come.
 
 from __future__ import annotations
 
-import operator
+import math
 import time
 from bisect import bisect_left, bisect_right
 from collections import deque
@@ -20,8 +20,10 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from streamer.dead_letters.base import DeadLetter
-from streamer.errors import SettingsError
 from streamer.event.decoded import NO_USER, Decoded, FeatureColumn, none_if_empty
 from streamer.sources.base import Partition
 
@@ -29,6 +31,14 @@ CATALOGUE_AGE_S = 0.1
 """What the catalogue says of items is not trained, so a larger batch of nothing else is
 worth no longer wait.
 """
+MAX_FILTERED = 1_000_000
+"""Filtered events that fill a batch; they cost no memory."""
+MAX_LETTER_BYTES = 16 << 20
+"""Bytes of dead letters that fill a batch."""
+
+Amount = NDArray[np.int64]
+"""[3] events, filtered events, and bytes of dead letters."""
+
 COLUMNS = (
     "users",
     "items",
@@ -127,29 +137,8 @@ class MicroBatch:
         return len(self) + self.filtered + len(self.dead_letters)
 
 
-class _Amount(NamedTuple):
-    """What counts towards a full batch."""
-
-    events: int = 0
-    filtered: int = 0
-    letter_bytes: int = 0
-
-    def plus(self, other: _Amount) -> _Amount:
-        return _Amount(*map(operator.add, self, other))
-
-    def minus(self, other: _Amount) -> _Amount:
-        return _Amount(*map(operator.sub, self, other))
-
-    def reaches(self, limits: _Amount) -> bool:
-        return any(map(operator.ge, self, limits))
-
-
 class _QueuedChunk:
-    """A decoded chunk, of which the records before `start` are in batches already.
-
-    Its columns are running totals: `events[r]` is the number of events before record
-    `r`, and so with the others.
-    """
+    """A decoded chunk, of which the records before `start` are in batches already."""
 
     def __init__(self, decoded: Decoded, arrived_s: float, lost: int) -> None:
         self.decoded = decoded
@@ -159,11 +148,12 @@ class _QueuedChunk:
         self.end = len(decoded.record_offsets)
         self.events = [0, *decoded.events_upto]
         self.filtered = [0, *decoded.filtered_upto]
-        self.letters = self._letter_bytes = [0, *decoded.letters_upto]
+        self.letters = letter_bytes = [0, *decoded.letters_upto]
         if decoded.letters:
-            totals = [0, *accumulate(letter.size for letter in decoded.letters)]
-            self._letter_bytes = [totals[count] for count in self.letters]
-        self._columns = (self.events, self.filtered, self._letter_bytes)
+            sizes = [0, *accumulate(letter.size for letter in decoded.letters)]
+            letter_bytes = [sizes[count] for count in self.letters]
+        self._totals = np.array((self.events, self.filtered, letter_bytes))
+        """[3, R + 1] what counts towards a full batch, before each record."""
         self.is_catalogue = bool(decoded.users) and all(
             user == NO_USER for user in decoded.users
         )
@@ -176,22 +166,19 @@ class _QueuedChunk:
             for column in (self.events, self.filtered, self.letters)
         )
 
-    def amount(self, start: int, stop: int) -> _Amount:
+    def amount(self, start: int, stop: int) -> Amount:
         """What the records `start` to `stop` amount to."""
-        return _Amount(*(column[stop] - column[start] for column in self._columns))
+        amount: Amount = self._totals[:, stop] - self._totals[:, start]
+        return amount
 
-    def stop(self, room: _Amount) -> int:
+    def stop(self, room: Amount) -> int:
         """Where the queued records end that just take up the room, or all of them if
         they do not.
         """
-        columns = zip(self._columns, room, strict=True)
-        return min(
-            self.end,
-            *(
-                bisect_left(c, c[self.start] + space, lo=self.start + 1)
-                for c, space in columns
-            ),
-        )
+        taken = self._totals[:, self.start + 1 :] - self._totals[:, self.start, None]
+        is_full = (taken >= room[:, None]).any(0)  # [R]
+        full_at = int(is_full.argmax()) if is_full.any() else len(is_full) - 1
+        return self.start + 1 + full_at
 
 
 class Batcher:
@@ -199,7 +186,7 @@ class Batcher:
 
     A batch is full with `batch_size` events, and never splits a record: one with more
     events makes a larger batch. To go on where hardly anything is trained, it is also
-    full with `max_filtered` filtered events or `max_letter_bytes` of dead letters. A
+    full with `MAX_FILTERED` filtered events or `MAX_LETTER_BYTES` of dead letters. A
     batch that is not full closes by the age of its oldest record; one of catalogue
     events alone, early.
 
@@ -207,11 +194,6 @@ class Batcher:
         batch_size: events that fill a batch.
         max_age_s: how long a record may wait; None: for ever.
         clock: monotonic seconds.
-        max_filtered: filtered events that fill a batch; they cost no memory.
-        max_letter_bytes: bytes of dead letters that fill a batch.
-
-    Raises:
-        SettingsError: with every wrong setting.
     """
 
     def __init__(
@@ -219,127 +201,68 @@ class Batcher:
         batch_size: int,
         max_age_s: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        *,
-        max_filtered: int = 1_000_000,
-        max_letter_bytes: int = 16 * 1_048_576,
     ) -> None:
-        limits = {
-            "batch_size": batch_size,
-            "max_filtered": max_filtered,
-            "max_letter_bytes": max_letter_bytes,
-        }
-        problems = [
-            f"{name} must be at least 1, not {n}" for name, n in limits.items() if n < 1
-        ]
-        if max_age_s is not None and not max_age_s >= 0:
-            problems.append(f"max_age_s must be at least 0, not {max_age_s}")
-        if problems:
-            raise SettingsError(problems)
-        self._full = _Amount(batch_size, max_filtered, max_letter_bytes)
+        self.batch_size = batch_size
+        self._full = np.array((batch_size, MAX_FILTERED, MAX_LETTER_BYTES))
         self._max_age_s = max_age_s
         self._clock = clock
         self._queue: deque[_QueuedChunk] = deque()
-        self._queued = _Amount()
-
-    @property
-    def batch_size(self) -> int:
-        """Events that fill a batch."""
-        return self._full.events
+        self._queued: Amount = np.zeros_like(self._full)
 
     @property
     def queued_events(self) -> int:
         """How many events wait to be trained."""
-        return self._queued.events
+        return int(self._queued[0])
+
+    @property
+    def oldest_s(self) -> float | None:
+        """When the oldest record that waits came, by the clock; None if none waits."""
+        return self._queue[0].arrived_s if self._queue else None
+
+    @property
+    def _is_full(self) -> bool:
+        return bool((self._queued >= self._full).any())
 
     def has_room(self, max_events: int) -> bool:
         """Whether fewer than `max_events` wait, and less than fills a batch of what is
         not trained.
         """
-        return not self._queued.reaches(self._full._replace(events=max_events))
+        is_full = (self._queued[1:] >= self._full[1:]).any()
+        return self.queued_events < max_events and not is_full
 
     def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
         """Take a decoded chunk; `now_s` is when it came, by the clock, if not now. For
         `lost` see `Chunk`.
         """
         if decoded.record_offsets:
-            chunk = _QueuedChunk(
-                decoded, self._clock() if now_s is None else now_s, lost
-            )
+            arrived_s = self._clock() if now_s is None else now_s
+            chunk = _QueuedChunk(decoded, arrived_s, lost)
             self._queue.append(chunk)
-            self._queued = self._queued.plus(chunk.amount(0, chunk.end))
+            self._queued = self._queued + chunk.amount(0, chunk.end)
 
     def take(self) -> MicroBatch | None:
         """Return the next batch that is full or old enough, or None. Call again until
         None.
         """
         deadline = self.next_deadline()
-        if deadline is None or (
-            not self._queued.reaches(self._full) and self._clock() < deadline
-        ):
+        if deadline is None or (not self._is_full and self._clock() < deadline):
             return None
-        return self._close()
+        return self.flush()
 
     def flush(self) -> MicroBatch | None:
         """Return the next batch, full or not, or None if nothing is queued. Call again
         until None.
         """
-        return self._close() if self._queue else None
-
-    def drop(self, partitions: Collection[Partition]) -> int:
-        """Drop all that is queued of these partitions, and return how many events that
-        was, also those not to train.
-
-        They are in no batch's accounting or positions; whoever gets the partitions next
-        consumes them.
-        """
-        dropped = [
-            chunk for chunk in self._queue if chunk.decoded.partition in partitions
-        ]
-        self._queue = deque(
-            chunk for chunk in self._queue if chunk.decoded.partition not in partitions
-        )
-        for chunk in dropped:
-            self._queued = self._queued.minus(chunk.amount(chunk.start, chunk.end))
-        return sum(chunk.consumed for chunk in dropped)
-
-    def next_deadline(self) -> float | None:
-        """Return when `take` has a batch at the latest, by the clock; None: not before
-        more is added.
-        """
         if not self._queue:
             return None
-        arrived_s = self._queue[0].arrived_s
-        if self._queued.reaches(self._full):
-            return arrived_s
-        if self._max_age_s is None:
-            return None
-        is_catalogue = all(chunk.is_catalogue for chunk in self._queue)
-        return arrived_s + (
-            min(CATALOGUE_AGE_S, self._max_age_s) if is_catalogue else self._max_age_s
-        )
-
-    def _close(self) -> MicroBatch:
-        """Move records into a batch until it is full or none is queued."""
-        batch = MicroBatch(
-            user_features=[], item_features=[], arrived_s=self._queue[0].arrived_s
-        )
-        amount = _Amount()
-        while self._queue and not amount.reaches(self._full):
+        batch = MicroBatch(user_features=[], item_features=[])
+        room = self._full
+        while self._queue and (room > 0).all():
             chunk = self._queue[0]
-            start = chunk.start
-            stop = chunk.stop(self._full.minus(amount))
-            amount = amount.plus(chunk.amount(start, stop))
-            _append(batch, chunk, start, stop)
-            chunk.start = stop
-            if stop == chunk.end:
-                self._queue.popleft()
-        self._queued = self._queued.minus(amount)
+            stop = chunk.stop(room)
+            room = room - chunk.amount(chunk.start, stop)
+            self._move(batch, chunk, stop)
         return batch.closed()
-
-    @property
-    def oldest_s(self) -> float | None:
-        """When the oldest record that waits came, by the clock; None if none waits."""
-        return self._queue[0].arrived_s if self._queue else None
 
     def move_into(self, batch: MicroBatch, events: int) -> None:
         """Move records into a batch until it has this many events more, with the
@@ -355,16 +278,52 @@ class Batcher:
                 bisect_left(chunk.events, chunk.events[start] + missing, lo=start),
             )
             stop = bisect_right(chunk.events, chunk.events[reached]) - 1
+            is_whole = stop == chunk.end
             if stop > start:
-                batch.arrived_s = min(
-                    batch.arrived_s or chunk.arrived_s, chunk.arrived_s
-                )
-                self._queued = self._queued.minus(chunk.amount(start, stop))
-                _append(batch, chunk, start, stop)
-                chunk.start = stop
-            if stop < chunk.end:
+                self._move(batch, chunk, stop)
+            if not is_whole:
                 return
+
+    def _move(self, batch: MicroBatch, chunk: _QueuedChunk, stop: int) -> None:
+        """Move the first records of the oldest chunk into a batch."""
+        arrived_s = chunk.arrived_s
+        batch.arrived_s = min(batch.arrived_s or arrived_s, arrived_s)
+        self._queued = self._queued - chunk.amount(chunk.start, stop)
+        _append(batch, chunk, chunk.start, stop)
+        chunk.start = stop
+        if stop == chunk.end:
             self._queue.popleft()
+
+    def drop(self, partitions: Collection[Partition]) -> int:
+        """Drop all that is queued of these partitions, and return how many events that
+        was, also those not to train.
+
+        They are in no batch's accounting or positions; whoever gets the partitions next
+        consumes them.
+        """
+        queue = self._queue
+        self._queue = deque()
+        dropped = 0
+        for chunk in queue:
+            if chunk.decoded.partition in partitions:
+                self._queued = self._queued - chunk.amount(chunk.start, chunk.end)
+                dropped += chunk.consumed
+            else:
+                self._queue.append(chunk)
+        return dropped
+
+    def next_deadline(self) -> float | None:
+        """Return when `take` has a batch at the latest, by the clock; None: not before
+        more is added.
+        """
+        arrived_s = self.oldest_s
+        if arrived_s is None or self._is_full:
+            return arrived_s
+        if self._max_age_s is None:
+            return None
+        is_catalogue = all(chunk.is_catalogue for chunk in self._queue)
+        max_age_s = min(CATALOGUE_AGE_S if is_catalogue else math.inf, self._max_age_s)
+        return arrived_s + max_age_s
 
 
 def _append(batch: MicroBatch, chunk: _QueuedChunk, start: int, stop: int) -> None:

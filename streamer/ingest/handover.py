@@ -1,4 +1,4 @@
-"""What happens when partitions are assigned to us, and when they are revoked."""
+"""What happens when partitions are assigned to us, revoked, or lost."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ HANDOVER_S = 60.0
 
 class Handover:
     """Takes partitions over and gives them up. The source calls it inside `open` and
-    `poll`, on the reading thread.
+    `poll`: the reading thread waits for it.
     """
 
     def __init__(self, ingest: Ingest, stop_condition: StopCondition) -> None:
@@ -34,25 +34,23 @@ class Handover:
         checkpoint's positions.
         """
         new = list(partitions)
-        at_most = self._ingest.owner.claim(new)
         with self._ingest.changed:
             self._ingest.rebalances += 1
-            self._ingest.at_end = False
-            self._ingest.others_at_end = False
-            self._ingest.finished = False
+            self._ingest.read_on()
             earlier = {p.topic for p in self._ingest.offsets.snapshot().positions}
-            trained = self._ingest.offsets.assign(new, at_most)
+            trained = self._ingest.offsets.assign(new)
         if earlier and (other := {p.topic for p in new} - earlier):
             logger.warning(
                 "Reading topic %s; the model was trained on %s so far.",
                 ", ".join(sorted(other)),
                 ", ".join(sorted(earlier)),
             )
-        logger.info(
-            "Assigned partitions: %s",
-            ", ".join(_named(p, trained.get(p)) for p in sorted(new)) or "none",
-        )
+        logger.info("Assigned partitions: %s", _named(new, trained) or "none")
         return trained
+
+    def on_start(self, starts: Positions) -> Positions:
+        """Return where to start: earlier, if not all before is counted."""
+        return self._ingest.owner.claim(starts)
 
     def on_revoked(self, partitions: Iterable[Partition]) -> None:
         """Give partitions up, so that whoever gets them next resumes exactly where we
@@ -65,17 +63,9 @@ class Handover:
         """
         gone = frozenset(partitions)
         ingest = self._ingest
-        offsets = self._ingest.offsets
+        offsets = ingest.offsets
         # 1.
-        with ingest.changed:
-            self._stop_condition.count(-ingest.batcher.drop(gone))
-            # what was dropped is to be read again
-            ingest.at_end = False
-            ingest.others_at_end = False
-            ingest.finished = False
-            ingest.changed.wait_for(
-                lambda: ingest.stopping or not ingest.in_training & gone
-            )
+        self._drop(gone)
         # 2.
         ingest.owner.flush()
         # 3.
@@ -87,26 +77,50 @@ class Handover:
             if not ingest.changed.wait_for(
                 lambda: ingest.stopping or not offsets.releasing(), HANDOVER_S
             ):
-                late = ", ".join(
-                    _named(p, at) for p, at in sorted(offsets.releasing().items())
-                )
                 logger.warning(
                     "Revoked partitions were not saved within %.0f s; their next owners "
                     "resume at the last commit: %s",
                     HANDOVER_S,
-                    late,
+                    _named(offsets.releasing(), trained),
                 )
             ingest.handover_wanted = False
             offsets.release(gone)
-        logger.info(
-            "Revoked partitions: %s",
-            ", ".join(_named(p, trained.get(p)) for p in sorted(gone)),
-        )
+        logger.info("Revoked partitions: %s", _named(gone, trained))
         # 4.
         ingest.owner.release(gone)
 
+    def on_lost(self, partitions: Iterable[Partition]) -> None:
+        """Forget partitions that others may have been given already: what is queued of
+        them is dropped, and nothing is saved or committed for them.
+        """
+        gone = frozenset(partitions)
+        self._drop(gone)
+        with self._ingest.changed:
+            self._ingest.offsets.revoke(gone)
+            self._ingest.offsets.release(gone)
+            trained = self._ingest.offsets.snapshot().positions
+        logger.warning(
+            "Lost partitions: %s. Others may have trained them since.",
+            _named(gone, trained),
+        )
+        self._ingest.owner.release(gone)
 
-def _named(partition: Partition, trained: int | None) -> str:
-    if trained is None:
-        return f"{partition} (new)"
-    return f"{partition} (trained up to offset {trained:,})"
+    def _drop(self, gone: frozenset[Partition]) -> None:
+        """Drop what is queued of partitions, and wait for the step that runs."""
+        ingest = self._ingest
+        with ingest.changed:
+            self._stop_condition.count(-ingest.batcher.drop(gone))
+            ingest.read_on()  # what was dropped is to be read again
+            ingest.changed.wait_for(
+                lambda: ingest.stopping or not ingest.in_training & gone
+            )
+
+
+def _named(partitions: Iterable[Partition], trained: Positions) -> str:
+    """Partitions, and how far each is trained."""
+    names: list[str] = []
+    for partition in sorted(partitions):
+        at = trained.get(partition)
+        how_far = "new" if at is None else f"trained up to offset {at:,}"
+        names.append(f"{partition} ({how_far})")
+    return ", ".join(names)

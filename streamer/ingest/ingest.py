@@ -8,23 +8,22 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol
 
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.sources.base import Partition, Position, Positions, Source
 
 
-class Owner(Protocol):
-    """Speaks to the other trainers for our partitions. These bodies are those of a
-    trainer that has no others.
+class Owner:
+    """Speaks to the other trainers for our partitions; here, of a trainer that has no
+    others.
     """
 
-    def claim(self, partitions: Iterable[Partition]) -> Positions:
-        """Make these partitions ours, and return offsets beyond which reading must not
-        resume. May wait.
+    def claim(self, starts: Positions) -> Positions:
+        """Return where to start reading partitions that are ours now: there, or before,
+        if not all that comes before is counted. May wait.
         """
-        return {}
+        return starts
 
     def acknowledged(self, positions: Positions) -> Positions:
         """Return how far the other trainers have what came before these positions. On
@@ -37,12 +36,8 @@ class Owner(Protocol):
         return
 
     def release(self, partitions: Iterable[Partition]) -> None:
-        """Let others claim these partitions."""
+        """Note that these partitions are not ours any more."""
         return
-
-
-class SingleTrainer(Owner):
-    """The owner of partitions where there are no other trainers."""
 
 
 class Ingest:
@@ -69,7 +64,7 @@ class Ingest:
     ) -> None:
         self.batcher = batcher
         self.offsets = offsets or OffsetLedger()
-        self.owner = owner or SingleTrainer()
+        self.owner = owner or Owner()
         self.changed = threading.Condition()
         self.source: Source | None = None  # once it is open
         self.in_training: frozenset[Partition] = frozenset()
@@ -122,7 +117,8 @@ class Ingest:
             while True:
                 if self.error is not None:
                     raise self.error
-                batch = None if self.is_paused else self._close_batch()
+                is_held = self.is_paused or not self._is_member()
+                batch = None if is_held else self._close_batch()
                 now = time.monotonic()
                 is_over = self.finished or self.handover_wanted or now >= deadline
                 if batch is not None or is_over:
@@ -131,14 +127,24 @@ class Ingest:
 
                 wake_at = deadline
                 closes_at = self.batcher.next_deadline()
-                if closes_at is not None and not self.is_paused:
+                if closes_at is not None and not is_held:
                     wake_at = min(deadline, closes_at)
                 self.changed.wait(wake_at - now)
+
+    def _is_member(self) -> bool:
+        """Whether what is queued is ours to train."""
+        return self.source is None or self.source.is_member
 
     def _close_batch(self) -> MicroBatch | None:
         batch = self.batcher.flush() if self.at_end else self.batcher.take()
         self.finished = self.at_end and self.others_at_end and batch is None
         return batch
+
+    def read_on(self) -> None:
+        """There is more to read again; `changed` is held."""
+        self.at_end = False
+        self.others_at_end = False
+        self.finished = False
 
     def _give_out(self, batch: MicroBatch | None) -> None:
         """Note which partitions the trainer is at; `changed` is held."""

@@ -25,9 +25,8 @@ class PartitionOffsets:
     started: int | None = (
         None  # where the source began to read it since it was assigned last; None until that is known
     )
-    saved: int | None = (
-        None  # the position in a checkpoint, until all of it is committed
-    )
+    checkpointed: int | None = None  # the position in our newest checkpoint
+    saved: int | None = None  # the same, until all of it is committed
     committed: int | None = None  # what was committed last
     assigned: bool = False
     releasing: bool = False  # not ours any more, but held back until its position is saved and committed
@@ -60,27 +59,19 @@ class OffsetLedger:
         self._partitions: dict[Partition, PartitionOffsets] = {}
         for partition, offset in (positions or {}).items():
             self._partitions[partition] = offsets = PartitionOffsets(
-                int(offset), saved=int(offset)
+                int(offset), checkpointed=int(offset)
             )
             _note_log(offsets, offset)
 
-    def assign(
-        self, partitions: Iterable[Partition], at_most: Positions | None = None
-    ) -> dict[Partition, Position]:
+    def assign(self, partitions: Iterable[Partition]) -> dict[Partition, Position]:
         """Return how far these partitions are trained, which are ours now; where
         nothing is known, the source decides.
-
-        `at_most` are offsets beyond which reading must not resume.
         """
         for partition in (new := list(partitions)):
             offsets = self._partitions.setdefault(partition, PartitionOffsets())
             offsets.assigned = True
             offsets.releasing = False
             offsets.started = None
-            if offsets.position is not None:
-                offsets.position = min(
-                    offsets.position, (at_most or {}).get(partition, offsets.position)
-                )
         return {p: at for p, at in self.snapshot().positions.items() if p in new}
 
     def start(self, positions: Positions) -> None:
@@ -88,7 +79,8 @@ class OffsetLedger:
         of which log the positions are.
 
         Others may have trained beyond our position: then the source has started at
-        their committed offset.
+        their committed offset. If it has started where our checkpoint ends, that is to
+        be committed: an earlier commit of it may have been refused or lost.
         """
         for partition, offsets in self._known(positions):
             if not offsets.assigned:
@@ -97,8 +89,8 @@ class OffsetLedger:
             if offsets.started is None:
                 self.moved_back |= positions[partition] < (offsets.position or 0)
                 offsets.started = offsets.position = int(positions[partition])
-                if offsets.saved != offsets.started:
-                    offsets.saved = None
+                is_saved = offsets.checkpointed == offsets.started
+                offsets.saved = offsets.started if is_saved else None
 
     def train(self, positions: Positions) -> None:
         """Note that everything before these positions is trained."""
@@ -109,19 +101,22 @@ class OffsetLedger:
     def save(self, positions: Positions) -> None:
         """Note that a checkpoint holds these positions.
 
-        Nothing is noted of partitions that are others' now, nor of those that others
-        had since, or whose topic was
-        recreated: a checkpoint that is saved late is older than what they have
-            committed.
+        Nothing is to be committed of partitions that are others' now, nor of those that
+        others had since, or whose topic was recreated: a checkpoint that is saved late
+        is older than what they have committed.
         """
         for partition, offsets in self._known(positions):
             at = positions[partition]
+            # "" if the source had not said of which log it was when it was trained
+            if getattr(at, "topic_id", "") not in ("", offsets.topic_id):
+                continue
+            offsets.checkpointed = int(at)
             ours = (
                 (offsets.assigned or offsets.releasing)
                 and offsets.started is not None
                 and at >= offsets.started
             )
-            if ours and getattr(at, "topic_id", offsets.topic_id) == offsets.topic_id:
+            if ours:
                 offsets.saved = int(at)
 
     def take_commit(

@@ -67,7 +67,7 @@ class StopCondition:
     def before_end(self, chunk: Chunk) -> Chunk:
         """Return the records before the partition's end."""
         end = self._ends.get(chunk.partition)
-        return chunk if end is None else _first(chunk, bisect_left(chunk.offsets, end))
+        return chunk if end is None else chunk.part(0, bisect_left(chunk.offsets, end))
 
     def at_most(self, records: int) -> int:
         """Return how many of `records` to poll for; each holds an event at least."""
@@ -84,7 +84,7 @@ class StopCondition:
             decoded.letters_upto,
             strict=True,
         )
-        return _first(chunk, bisect_left([sum(upto) for upto in columns], left) + 1)
+        return chunk.part(0, bisect_left([sum(upto) for upto in columns], left) + 1)
 
     def count(self, events: int) -> None:
         """Count events that were read; a negative number, if they are dropped and will
@@ -92,19 +92,6 @@ class StopCondition:
         """
         if self._events_left is not None:
             self._events_left = max(0, self._events_left - events)
-
-
-def _first(chunk: Chunk, n: int) -> Chunk:
-    """The first n records of a chunk."""
-    if n >= len(chunk):
-        return chunk
-    columns = (
-        chunk.offsets[:n],
-        chunk.timestamps_ms[:n],
-        chunk.keys[:n],
-        chunk.values[:n],
-    )
-    return Chunk(chunk.partition, *columns, lost=chunk.lost)
 
 
 class Reader:

@@ -15,6 +15,7 @@ from streamer.learner.state import State, are_among
 from streamer.model.batch import Batch, Recent, Rows
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.features import TOWERS
+from streamer.model.ranking.uncounted import UserEvents
 from streamer.model.rows.recent_items import UserHistory
 
 MAX_COLD_ITEMS = 4096
@@ -113,6 +114,7 @@ class CandidateGenerator:
         extra: Rows | None = None,
         least: int | Rows = 0,
         seen: Sequence[Rows] | None = None,
+        uncounted: Sequence[UserEvents] | None = None,
     ) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is
         counted.
@@ -126,6 +128,8 @@ class CandidateGenerator:
                 or the same for all.
             seen: [n] the items that each user had, ascending; None: as they were
                 learned.
+            uncounted: [n] events of each user that are part of the history and were
+                not learned; None if there are none.
         """
         state = self._state
         batch = dataclasses.replace(batch, recent=self.recent_items(history))
@@ -134,7 +138,7 @@ class CandidateGenerator:
         )
         extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
         found = state.candidate_features.candidates(
-            history, extra, batch.items, batch.times_s
+            history, extra, batch.items, batch.times_s, uncounted
         )
         if seen is None:
             seen = [state.seen.of(user) for user in batch.users.tolist()]

@@ -40,8 +40,18 @@ class Eviction:
         """Retire ids over the limits and ids past their TTL, a few thousand at once."""
         settings = self._state.settings
         limits = self._state.limits
-        self._evict("users", limits.users, _margin(limits.users), settings.user_ttl_s)
-        self._evict("items", limits.items, _margin(limits.items), settings.item_ttl_s)
+        self._evict(
+            "users",
+            limits.users,
+            _margin(limits.users),
+            settings.user_ttl_s,
+        )
+        self._evict(
+            "items",
+            limits.items,
+            _margin(limits.items),
+            settings.item_ttl_s,
+        )
 
         # retiring a category looks at all rows of a side, so more of them go at once
         for side, vocabularies in self._state.categories.items():
@@ -51,7 +61,13 @@ class Eviction:
 
         self._trim_clock()
 
-    def _evict(self, kind: str, limit: int, margin: int, ttl_s: float = 0.0) -> None:
+    def _evict(
+        self,
+        kind: str,
+        limit: int,
+        margin: int,
+        ttl_s: float = 0.0,
+    ) -> None:
         recency = self._state.by_kind[kind]["recency"]
         clock = self._state.clock
         over = len(self._state.vocabulary(kind)) - limit
@@ -75,7 +91,9 @@ class Eviction:
         """Forget the times of steps in which no id was seen last."""
         oldest = []
         for parts in self._state.by_kind.values():
-            step = parts["recency"].step_of_oldest if "recency" in parts else None
+            if "recency" not in parts:
+                continue
+            step = parts["recency"].step_of_oldest
             if step is not None:
                 oldest.append(step)
         self._state.clock.forget_before(min(oldest, default=0))
@@ -138,9 +156,9 @@ class Eviction:
         pairs = state.candidate_features.co_occurrence
         items, users = state.retired.share(retired, state.items.size, state.users.size)
         items = pairs.with_retired(items)
-        users = np.union1d(
-            state.recent.with_retired(users), state.seen.with_retired(users)
-        )
+        recent = state.recent.with_retired(users)
+        seen = state.seen.with_retired(users)
+        users = np.union1d(recent, seen)
         state.changes.mark("pairs", items)
         state.changes.mark("users", users)
         pairs.sweep(items)

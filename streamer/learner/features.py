@@ -61,16 +61,23 @@ class Features:
         state = self._state
         self._eviction.evict()
         features = batch.item_features or [None] * len(batch)
-        deleted = [k for k, given in enumerate(features) if given is None]
-        self._eviction.retire_items([batch.items[k] for k in deleted])
+        deleted = []
+        described = []
+        given = []
+        for item, of_item in zip(batch.items, features, strict=True):
+            if of_item is None:
+                deleted.append(item)
+            elif of_item:
+                described.append(item)
+                given.append(of_item)
+        self._eviction.retire_items(deleted)
 
-        described = [k for k, given in enumerate(features) if given]
         if not described:
             return
-        state.clock.tick(state.event_times(batch.timestamps_s, len(batch)))
-        rows = state.rows_of("items", [batch.items[k] for k in described])
+        times_s = state.event_times(batch.timestamps_s, len(batch))
+        state.clock.tick(times_s)
+        rows = state.rows_of("items", described)
         state.mark_seen("items", rows)
-        given = [features[k] or {} for k in described]
         self.set("item", rows, given)
         titles = {}
         for row, of_item in zip(rows.tolist(), given, strict=True):
@@ -81,10 +88,13 @@ class Features:
         state.find_cold_items(rows)
         model = state.trainer.model
         if model.item.settings.ids:
-            model.tables["item.id"].begin_at_zero(rows[state.are_cold(rows)])
+            cold = rows[state.are_cold(rows)]
+            model.tables["item.id"].begin_at_zero(cold)
 
     def learn_between(
-        self, batch: MicroBatch, events: Sequence[int]
+        self,
+        batch: MicroBatch,
+        events: Sequence[int],
     ) -> Iterator[MicroBatch]:
         """Stretches of a batch without its catalogue events: learn each before the
         next.
@@ -134,18 +144,23 @@ class Features:
         codes = np.zeros((len(given), len(wanted.categorical)), np.int64)
         numbers = np.full((len(given), len(wanted.numeric)), np.nan, np.float32)
         for c, name in enumerate(wanted.categorical):
-            at = [k for k, of_row in enumerate(given) if of_row.get(name, "") != ""]
-            values = [str(given[k][name]) for k in at]
+            at = []
+            values = []
+            for k, of_row in enumerate(given):
+                value = of_row.get(name, "")
+                if value != "":
+                    at.append(k)
+                    values.append(str(value))
             codes[at, c] = self._codes(f"{side}.{name}", values)
         for c, name in enumerate(wanted.numeric):
             numbers[:, c] = [_number(of_row.get(name, math.nan)) for of_row in given]
-        return RowFeatures(np.fromiter(by_row, np.int64, len(by_row)), codes, numbers)
+        own_rows = np.fromiter(by_row, np.int64, len(by_row))
+        return RowFeatures(own_rows, codes, numbers)
 
     def _codes(self, kind: str, values: list[str]) -> Rows:
         state = self._state
-        return state.vocabulary(kind).rows(
-            values, lambda free: state.changes.mark(kind, free)
-        )
+        vocabulary = state.vocabulary(kind)
+        return vocabulary.rows(values, lambda free: state.changes.mark(kind, free))
 
     def put(self, side: str, given: RowFeatures, sample: Floats | None = None) -> None:
         """Remember the features of rows.
@@ -176,7 +191,8 @@ class Features:
         codes = []
         for name in wanted.categorical:
             vocabulary = self._state.categories["user"][name]
-            codes.append(vocabulary.row_of(str(features.get(name, ""))) or 0)
+            category = str(features.get(name, ""))
+            codes.append(vocabulary.row_of(category) or 0)
         given = np.array([numbers], np.float32).reshape(1, -1)
         return {
             "codes": np.array([codes], np.int64).reshape(1, -1),
@@ -202,4 +218,6 @@ def _number(value: str | float) -> float:
         number = float(_TRUTH.get(value, value))  # type: ignore[arg-type]
     except ValueError:
         return math.nan
-    return number if abs(number) <= LARGEST_NUMBER else math.nan
+    if abs(number) > LARGEST_NUMBER:
+        return math.nan
+    return number

@@ -73,11 +73,12 @@ class State:
             "item": _vocabularies(settings.item_tower.categorical),
         }
         """Codes of categories, by side and feature."""
-        history = max(settings.recent_items, settings.history if settings.rerank else 0)
+        history = settings.recent_items
+        if settings.rerank:
+            history = max(history, settings.history)
         self.recent = RecentItems(history, self.retired)
-        self.candidate_features = CandidateFeatures(
-            settings.co_occurring_items, self.retired
-        )
+        co_occurring = settings.co_occurring_items
+        self.candidate_features = CandidateFeatures(co_occurring, self.retired)
         self.seen = UserItems(self.retired)
         self.user_partitions = UserPartitions()
         self.ranker = Ranker(settings.ranker_learning_rate, settings.seed)
@@ -118,7 +119,9 @@ class State:
         return self.item_counts
 
     def vocabulary(self, kind: str) -> Vocabulary:
-        found: Vocabulary = self.by_kind["items" if kind == "pairs" else kind]["ids"]
+        if kind == "pairs":
+            return self.items
+        found: Vocabulary = self.by_kind[kind]["ids"]
         return found
 
     def rows_of(self, kind: str, ids: Sequence[str]) -> Rows:
@@ -147,10 +150,10 @@ class State:
     def admit(self, kind: str, ids: Sequence[str]) -> NDArray[np.bool_]:
         """Count an event of each of these new ids; returns which may get a row."""
         sketch = self.admission[kind]
-        every = sketch.halves(len(ids))
-        self.changes.mark(
-            f"admission.{kind}", sketch.rows() if every else sketch.slots_of(ids)
-        )
+        slots = sketch.slots_of(ids)
+        if sketch.halves(len(ids)):
+            slots = sketch.rows()
+        self.changes.mark(f"admission.{kind}", slots)
         return sketch.admit(ids)
 
     def observe_partitions(self, users: Rows, origins: Iterable[Origin]) -> None:
@@ -195,24 +198,26 @@ class State:
     @property
     def reachable_items(self) -> int:
         """One more than the largest row of an item that can be recommended."""
-        last_cold = int(self.cold_items[-1]) if len(self.cold_items) else -1
-        return max(self.item_counts.size, last_cold + 1)
+        cold = int(self.cold_items.max(initial=-1)) + 1
+        return max(self.item_counts.size, cold)
 
     def memory(self) -> dict[str, dict[str, int]]:
         """Bytes in use, by kind of rows and part; pairs and retired items are those of
         items.
         """
-        return {
-            kind: {name: part.nbytes for name, part in parts.items()}
-            for kind, parts in self.by_kind.items()
-        }
+        found = {}
+        for kind, parts in self.by_kind.items():
+            found[kind] = {name: part.nbytes for name, part in parts.items()}
+        return found
 
     def age_s(self, kind: str) -> int:
         """How long ago, by event time, the id of a kind was seen that was not seen for
         longest.
         """
         step = self.by_kind[kind]["recency"].step_of_oldest
-        return 0 if step is None else self.clock.now_s - self.clock.time_of(step)
+        if step is None:
+            return 0
+        return self.clock.now_s - self.clock.time_of(step)
 
     # saving and restoring -------------------------------------------------------------
 
@@ -298,7 +303,10 @@ class State:
                 yield RowChunk(kind, at, self.take(kind, at))
 
     def restore(
-        self, chunks: Iterable[RowChunk], arrays: Arrays, values: dict[str, Any]
+        self,
+        chunks: Iterable[RowChunk],
+        arrays: Arrays,
+        values: dict[str, Any],
     ) -> None:
         """Become, as a new learner, the one whose rows these are, and whose `dense`
         these arrays and values.
@@ -326,7 +334,8 @@ def are_among(ascending: Rows, rows: NDArray[Any]) -> NDArray[np.bool_]:
     if not len(ascending):
         return np.zeros(rows.shape, np.bool_)
     places = np.searchsorted(ascending, rows)
-    found: NDArray[np.bool_] = ascending[np.minimum(places, len(ascending) - 1)] == rows
+    within = np.minimum(places, len(ascending) - 1)
+    found: NDArray[np.bool_] = ascending[within] == rows
     return found
 
 
@@ -380,7 +389,11 @@ def _parts_by_kind(state: State) -> dict[str, dict[str, Any]]:
         for name, vocabulary in state.categories[side].items():
             kind = f"{side}.{name}"
             table = model.tables[kind]
-            found[kind] = {"ids": vocabulary, "recency": Recency(), "table": table}
+            found[kind] = {
+                "ids": vocabulary,
+                "recency": Recency(),
+                "table": table,
+            }
     found["pairs"] = {"lists": state.candidate_features.co_occurrence}
     found["hash"] = {"slots": state.hashed}
     if state.settings.admit_after > 1:

@@ -34,6 +34,7 @@ from streamer.snapshot.checkpointer import Checkpointer
 from streamer.snapshot.directory import SnapshotDirectory
 from streamer.snapshot.frames import RowChunk
 from streamer.snapshot.lease import check_generation
+from streamer.snapshot.snapshot import Link
 from streamer.snapshot.store import CheckpointStore
 
 KEPT_BEYOND = 8
@@ -88,14 +89,17 @@ class RankCheckpointer(Checkpointer):
         """Rank 0 chooses the newest whole checkpoint, and all ranks take that one; its
         generation is the group's.
         """
-        found = self._store.load() if self._group.rank == 0 else None
-        said = np.array(
-            [found.number if found is not None else 0, self._store.generation]
-        )
+        found = None
+        if self._group.rank == 0:
+            found = self._store.load()
+        number = 0
+        if found is not None:
+            number = found.number
+        said = np.array([number, self._store.generation])
         number, self._group.generation = self._group.gather_equal(said)[0].tolist()
         if self._group.rank == 0 or not number:
             return found
-        return SnapshotDirectory(self._directory).load_number(int(number))
+        return SnapshotDirectory(self._directory).load_number(number)
 
     def _put(self, learner: Learner, found: Checkpoint) -> None:
         """Put what all share into the learner, and the users of our partitions,
@@ -104,9 +108,7 @@ class RankCheckpointer(Checkpointer):
         user_partitions = np.full(found.users, -1, np.int32)
         for chunk in found.chunks("users"):
             user_partitions[chunk.rows] = chunk.arrays["partition.partition"]
-        own = (
-            self._group.owner(self._group.part_of(user_partitions)) == self._group.rank
-        ) | (user_partitions < 0)
+        own = self._group.reads(user_partitions) | (user_partitions < 0)
         found.users = int(own.sum())
         learner.state.restore(
             _chunks_of(found, own, State(learner.settings)),
@@ -115,12 +117,14 @@ class RankCheckpointer(Checkpointer):
         )
         learner.eviction.sweep_users()
         # rows of users are others now: the next checkpoint is a base
-        self._store.chain.clear()
+        self._store.links = []
 
     # saving ----------------------------------------------------------------------------------------------------------
 
     def _kinds(self, learner: Learner) -> tuple[str, ...]:
-        return learner.state.kinds() if self._group.rank == 0 else ("users",)
+        if self._group.rank == 0:
+            return learner.state.kinds()
+        return ("users",)
 
     def save(
         self,
@@ -151,11 +155,10 @@ class RankCheckpointer(Checkpointer):
 
     def _report(self, agreed: int, safe: bool, done: Callable[[bool], None]) -> None:
         assert self.seals is not None
-        link = self._store.chain.last if safe else None
-        report = Report(agreed, -1, 0)
-        if link is not None:
-            report = Report(agreed, link.number, link.checksum)
-        self.seals.report(report)
+        link = Link(-1, 0)
+        if safe:
+            link = self._store.links[-1].link
+        self.seals.report(Report(agreed, *link))
         if self._group.rank == 0:
             done(safe)
 
@@ -167,7 +170,9 @@ class RankCheckpointer(Checkpointer):
         check_generation(self._directory, self._group.generation)
 
     def _with_seal(
-        self, chunks: Iterator[RowChunk], meta: dict[str, Any]
+        self,
+        chunks: Iterator[RowChunk],
+        meta: dict[str, Any],
     ) -> Iterator[RowChunk]:
         """On rank 0: after the last row, wait until every rank's file is safe, and name
         them in the manifest.
@@ -198,13 +203,18 @@ class RankCheckpointer(Checkpointer):
 
 
 def _chunks_of(
-    found: Checkpoint, own: NDArray[np.bool_], scratch: State
+    found: Checkpoint,
+    own: NDArray[np.bool_],
+    scratch: State,
 ) -> Iterator[RowChunk]:
     """All rows of a checkpoint but the users of others; ours are numbered anew."""
     rows = np.cumsum(own) - 1
     for chunk in found.chunks():
         if chunk.kind != "users":
             yield chunk
-        elif len(kept := np.flatnonzero(own[chunk.rows])):
+            continue
+        kept = np.flatnonzero(own[chunk.rows])
+        if len(kept):
             scratch.put("users", np.arange(len(chunk.rows)), chunk.arrays)
-            yield RowChunk("users", rows[chunk.rows[kept]], scratch.take("users", kept))
+            arrays = scratch.take("users", kept)
+            yield RowChunk("users", rows[chunk.rows[kept]], arrays)

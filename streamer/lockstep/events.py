@@ -8,7 +8,6 @@ an event's user had before, as far as it is counted.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.lockstep.group import Group
+from streamer.lockstep.group import Group, as_bytes
 from streamer.lockstep.key_check import NewUser
 
 Rows = NDArray[np.int64]
@@ -80,13 +79,9 @@ class _Message(msgspec.Struct, array_like=True):
     new_users: list[NewUser]
 
 
-_encode = msgspec.msgpack.Encoder().encode
-_decode = msgspec.msgpack.Decoder(_Message).decode
-
-
 def gather_events(
     group: Group,
-    spans: Sequence[Span],
+    spans: list[Span],
     items: Sequence[str],
     rows: Rows,
     times_s: Rows,
@@ -106,76 +101,105 @@ def gather_events(
         catalogue: our events of the catalogue.
         new_users: of our new users.
     """
-    rows, missing = rows.astype(np.int32), np.flatnonzero(rows < 0).tolist()
-    new = {
-        raw: k for k, raw in enumerate(dict.fromkeys(items[place] for place in missing))
-    }
-    rows[missing] = [-1 - new[items[place]] for place in missing]
+    missing = np.flatnonzero(rows < 0).tolist()
+    numbers, new = _numbered([items[place] for place in missing])
+    rows = rows.astype(np.int32)
+    rows[missing] = numbers
     ours = _Message(
-        list(spans),
+        spans,
         rows.tobytes(),
         times_s.tobytes(),
-        list(new),
+        new,
         features,
         catalogue,
         new_users,
     )
-    messages = [
-        _decode(m.data) for m in group.gather(np.frombuffer(_encode(ours), np.uint8))
-    ]
+    messages = group.gather_values(ours, _Message)
     return _together(group, messages)
+
+
+def _numbered(ids: Sequence[str]) -> tuple[list[int], list[str]]:
+    """-1 - k for the k-th of the distinct ids, and these."""
+    numbers: dict[str, int] = {}
+    for raw in ids:
+        numbers.setdefault(raw, -1 - len(numbers))
+    return [numbers[raw] for raw in ids], list(numbers)
 
 
 def _together(group: Group, messages: list[_Message]) -> Step:
     """Put the events of all ranks in the order of partitions."""
-    order = sorted(
-        (span, rank, k)
-        for rank, m in enumerate(messages)
-        for k, span in enumerate(m.spans)
-    )
-    first = [np.cumsum([0, *(span.events for span in m.spans)]) for m in messages]
-    events = sum(int(f[-1]) for f in first)
-    items, times_s, rank_of, part = (np.empty(events, np.int64) for _ in range(4))
-    own = []
-    features = []
-    at = 0
-    for span, rank, k in order:
-        message = messages[rank]
-        from_ = slice(first[rank][k], first[rank][k + 1])
-        to = slice(at, at + span.events)
-        items[to] = np.frombuffer(message.rows, np.int32)[from_]
-        times_s[to] = np.frombuffer(message.times_s, np.int64)[from_]
-        rank_of[to] = rank
-        part[to] = group.part_of(span.partition)
-        features += (message.features or [None] * len(message.rows))[from_]
-        own += [np.arange(at, to.stop)] if rank == group.rank else []
-        at = to.stop
+    order, ranks, partitions = _order([message.spans for message in messages])
+    listed_rows: list[Rows] = []
+    listed_times: list[Rows] = []
+    listed_features: list[Any] = []
+    catalogue: list[CatalogueEvent] = []
+    new_users: list[NewUser] = []
+    for message in messages:
+        rows = np.frombuffer(message.rows, np.int32)
+        listed_rows.append(rows.astype(np.int64))
+        listed_times.append(np.frombuffer(message.times_s, np.int64))
+        listed_features += message.features or [None] * len(rows)
+        catalogue += message.catalogue
+        new_users += message.new_users
+
+    items = np.concatenate(listed_rows)[order]
     # new ids: of each rank by its own numbers so far
     missing = np.flatnonzero(items < 0).tolist()
-    raw = [messages[rank_of[place]].new[-1 - items[place]] for place in missing]
-    new = {text: k for k, text in enumerate(dict.fromkeys(raw))}
-    items[missing] = [-1 - new[text] for text in raw]
-    used = any(m.features is not None for m in messages)
-    ours = np.concatenate(own) if own else np.empty(0, np.int64)
-    said = sorted(
-        (event for m in messages for event in m.catalogue), key=lambda event: event[:2]
-    )
-    seen = [sighting for m in messages for sighting in m.new_users]
+    raw = []
+    for place in missing:
+        of_rank = messages[ranks[place]].new
+        raw.append(of_rank[-1 - items[place]])
+    numbers, new = _numbered(raw)
+    items[missing] = numbers
+
+    features = None
+    if any(message.features is not None for message in messages):
+        features = [listed_features[place] for place in order.tolist()]
     return Step(
-        ours,
-        rank_of,
-        part,
+        np.flatnonzero(ranks == group.rank),
+        ranks,
+        group.part_of(partitions).astype(np.int64),
         items,
-        times_s,
-        features if used else None,
-        list(new),
-        said,
-        seen,
+        np.concatenate(listed_times)[order],
+        features,
+        new,
+        sorted(catalogue, key=lambda event: event[:2]),
+        new_users,
+    )
+
+
+def _order(
+    spans_by_rank: Sequence[Sequence[Span]],
+) -> tuple[Rows, Rows, NDArray[np.int32]]:
+    """The order of partitions and offsets for events that are listed by rank, and the
+    rank and the partition of each event in that order.
+    """
+    listed = []
+    events = 0
+    for rank, spans in enumerate(spans_by_rank):
+        for span in spans:
+            listed.append((span, rank, events))
+            events += span.events
+    listed.sort()
+
+    order: list[int] = []
+    ranks: list[int] = []
+    partitions: list[int] = []
+    for span, rank, first in listed:
+        order += range(first, first + span.events)
+        ranks += [rank] * span.events
+        partitions += [span.partition] * span.events
+    return (
+        np.array(order, np.int64),
+        np.array(ranks, np.int64),
+        np.array(partitions, np.int32),
     )
 
 
 def gather_ids(
-    group: Group, spans: Sequence[Span], ids: Sequence[str]
+    group: Group,
+    spans: Sequence[Span],
+    ids: Sequence[str],
 ) -> tuple[list[str], Rows]:
     """Ids of some events of all ranks, in the order of partitions and offsets, and the
     places of ours among them.
@@ -185,45 +209,29 @@ def gather_ids(
         spans: how many ids are of which partition.
         ids: of our events.
     """
-    message = msgspec.msgpack.encode((spans, ids))
-    messages = [
-        msgspec.msgpack.decode(m.data)
-        for m in group.gather(np.frombuffer(message, np.uint8))
-    ]
-    order = sorted(
-        (topic, p, rank, n)
-        for rank, (of_rank, _) in enumerate(messages)
-        for topic, p, n in of_rank
-    )
-    found = list[str]()
-    own = list[int]()
-    left = [iter(of_rank) for _, of_rank in messages]
-    for _, _, rank, events in order:
-        own += range(len(found), len(found) + events) if rank == group.rank else ()
-        found += itertools.islice(left[rank], events)
-    return found, np.array(own, np.int64)
+    messages = group.gather_values((spans, ids), tuple[list[Span], list[str]])
+    order, ranks, _ = _order([of_rank for of_rank, _ in messages])
+    listed: list[str] = []
+    for _, of_rank in messages:
+        listed += of_rank
+    found = [listed[place] for place in order.tolist()]
+    return found, np.flatnonzero(ranks == group.rank)
 
 
 def gather_values(group: Group, step: Step, values: Sequence[Any]) -> list[Any]:
     """[B] by event, from each rank's [b] values that msgpack can hold."""
-    found: list[Any] = [None] * len(step.items)
-    for rank, message in enumerate(
-        group.gather(np.frombuffer(msgspec.msgpack.encode(values), np.uint8))
-    ):
-        places = np.flatnonzero(step.rank == rank).tolist()
-        for place, value in zip(
-            places, msgspec.msgpack.decode(message.data), strict=True
-        ):
-            found[place] = value
-    return found
+    left = [iter(of_rank) for of_rank in group.gather_values(values)]
+    return [next(left[rank]) for rank in step.rank.tolist()]
 
 
 def gather_rows(group: Group, step: Step, rows: NDArray[Any]) -> NDArray[Any]:
     """[B, ...] by event, from each rank's [b, ...]; all have the same width and type."""
-    found = np.empty((len(step.items), *rows.shape[1:]), rows.dtype)
-    flat = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-    width = found[:1].nbytes
-    lengths = [int(n) * width for n in np.bincount(step.rank, minlength=group.size)]
-    for rank, message in enumerate(group.gather_sized(flat, lengths)):
-        found[step.rank == rank] = message.view(rows.dtype).reshape(-1, *rows.shape[1:])
+    shape = rows.shape[1:]
+    found = np.empty((len(step.items), *shape), rows.dtype)
+    events_of_rank = np.bincount(step.rank, minlength=group.size)
+    lengths = events_of_rank * found[:1].nbytes
+    messages = group.gather_sized(as_bytes(rows), lengths.tolist())
+    for rank, message in enumerate(messages):
+        of_rank = message.view(rows.dtype)
+        found[step.rank == rank] = of_rank.reshape(-1, *shape)
     return found

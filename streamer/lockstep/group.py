@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +30,6 @@ Bytes = NDArray[np.uint8]
 Rows = NDArray[np.int64]
 Number = TypeVar("Number", int, NDArray[np.int32])
 
-HEADER = 8
-FIRST_CAPACITY = 1 << 14
 LONGER = 1.5
 """Times the timeout: who was alone for longer was not waiting for others, but slept."""
 
@@ -78,7 +77,6 @@ class Group:
     generation: int = 0
     timeout_s: float = 15.0
     traffic: Traffic = field(default_factory=Traffic)
-    _capacity: int = FIRST_CAPACITY
     _gather: Callable[[Bytes, Sequence[int]], list[Bytes]] | None = None
 
     def __post_init__(self) -> None:
@@ -100,28 +98,31 @@ class Group:
         """The part to which a partition's events belong."""
         return partition % self.parts
 
-    def gather(self, message: Bytes) -> list[Bytes]:
-        """The messages of all ranks, by rank; they may differ in length.
+    def reads(self, partition: Any) -> Any:
+        """Whether this rank reads a partition, by its number; or each of several."""
+        return self.owner(self.part_of(partition)) == self.rank
 
-        A message that fits into what all have room for takes one collective, any other
-        two.
-        """
-        if self._gather is None:
-            return [message]
-        found = self.gather_sized(
-            _framed(message, self._capacity), [self._capacity] * self.size
-        )
-        lengths = [int(f[:HEADER].view(np.int64)[0]) for f in found]
-        if (longest := max(lengths)) > self._capacity - HEADER:
-            self._capacity = 2 * longest + HEADER
-            return self.gather_sized(message, lengths)
-        return [f[HEADER : HEADER + n] for f, n in zip(found, lengths, strict=True)]
+    def gather(self, message: Bytes) -> list[Bytes]:
+        """The messages of all ranks, by rank; they may differ in length."""
+        own_length = np.array([len(message)])
+        lengths = np.concatenate(self.gather_equal(own_length))
+        return self.gather_sized(message, lengths.tolist())
+
+    def gather_values(self, value: Any, type_: Any = Any) -> list[Any]:
+        """What all ranks say, by rank; anything that msgpack can hold."""
+        encoded = msgspec.msgpack.encode(value)
+        decoder = msgspec.msgpack.Decoder(type_)
+        messages = self.gather(np.frombuffer(encoded, np.uint8))
+        return [decoder.decode(message.data) for message in messages]
 
     def gather_equal(self, values: NDArray[Any]) -> list[NDArray[Any]]:
         """The arrays of all ranks, by rank; all have the same shape."""
-        message = np.ascontiguousarray(values).reshape(-1).view(np.uint8)
-        found = self.gather_sized(message, [values.nbytes] * self.size)
-        return [f.view(values.dtype).reshape(values.shape) for f in found]
+        lengths = [values.nbytes] * self.size
+        found = []
+        for message in self.gather_sized(as_bytes(values), lengths):
+            array = message.view(values.dtype)
+            found.append(array.reshape(values.shape))
+        return found
 
     def gather_sized(self, message: Bytes, lengths: Sequence[int]) -> list[Bytes]:
         """The messages of all ranks, by rank; every rank knows the lengths of all."""
@@ -162,13 +163,15 @@ class Group:
         if self.parts == 1:
             return shares[0]
         # 1. our parts are added up to our branches
-        branches = [range(k, self.parts, self.branches) for k in range(self.branches)]
-        sums = [
-            tree_sum([shares.get(part) for part in parts], shape) for parts in branches
-        ]
+        branches = _dealt(self.parts, self.branches)
+        sums = []
+        for parts in branches:
+            of_parts = [shares.get(part) for part in parts]
+            sums.append(tree_sum(of_parts, shape))
         # 2. the others' branches: of each, the rows that may differ from zero
         if self.size > 1:
-            self._exchange(sums, [touched(parts) for parts in branches], shape[1], size)
+            rows = [touched(parts) for parts in branches]
+            self._exchange(sums, rows, shape[1], size)
         # 3.
         found = tree_sum(sums, shape)
         assert found is not None, "a step has events"
@@ -180,10 +183,8 @@ class Group:
         Raises:
             GroupError: they have not.
         """
-        found = [
-            d.tobytes().hex()
-            for d in self.gather_equal(np.frombuffer(digest, np.uint8))
-        ]
+        own = np.frombuffer(digest, np.uint8)
+        found = [other.tobytes().hex() for other in self.gather_equal(own)]
         if len(set(found)) > 1:
             listed = ", ".join(f"rank {rank} has {d}" for rank, d in enumerate(found))
             raise GroupError(
@@ -196,45 +197,64 @@ class Group:
         """How many sums cross the wire: one a rank if its parts make up a branch of the
         tree, else one a part.
         """
-        return self.size if self.parts % self.size == 0 else self.parts
+        if self.parts % self.size == 0:
+            return self.size
+        return self.parts
 
     def _exchange(
-        self, sums: list[PartialSum | None], touched: list[Rows], dim: int, size: int
+        self,
+        sums: list[PartialSum | None],
+        touched: list[Rows],
+        dim: int,
+        size: int,
     ) -> None:
         """Fill in the sums of the other ranks; a branch that touches no row has no
         events.
         """
-        numbers = [len(rows) * dim + size if len(rows) else 0 for rows in touched]
-        of_rank = [range(rank, self.branches, self.size) for rank in range(self.size)]
-        packed = np.empty(sum(numbers[k] for k in of_rank[self.rank]), np.float32)
+        numbers = []
+        for places in touched:
+            length = 0
+            if len(places):
+                length = len(places) * dim + size
+            numbers.append(length)
+        of_rank = _dealt(self.branches, self.size)
+        totals = []
+        for branches in of_rank:
+            totals.append(sum(numbers[k] for k in branches))
+
+        packed = np.empty(totals[self.rank], np.float32)
         at = 0
         for k in of_rank[self.rank]:
-            if (share := sums[k]) is not None:
-                end = at + numbers[k]
-                np.take(
-                    share.rows,
-                    touched[k],
-                    axis=0,
-                    out=packed[at : end - size].reshape(-1, dim),
-                    mode="clip",
-                )
-                packed[end - size : end] = share.vector
-                at = end
-        lengths = [
-            packed.itemsize * sum(numbers[k] for k in branches) for branches in of_rank
-        ]
-        for rank, message in enumerate(
-            self.gather_sized(packed.view(np.uint8), lengths)
-        ):
+            share = sums[k]
+            if share is None:
+                continue
+            end = at + numbers[k]
+            rows = packed[at : end - size].reshape(-1, dim)
+            np.take(
+                share.rows,
+                touched[k],
+                axis=0,
+                out=rows,
+                mode="clip",
+            )
+            packed[end - size : end] = share.vector
+            at = end
+
+        lengths = [packed.itemsize * total for total in totals]
+        messages = self.gather_sized(as_bytes(packed), lengths)
+        for rank, message in enumerate(messages):
+            if rank == self.rank:
+                continue
             received = message.view(np.float32)
             at = 0
-            for k in of_rank[rank] if rank != self.rank else ():
-                if numbers[k]:
-                    rows, vector = np.split(
-                        received[at : at + numbers[k]], [numbers[k] - size]
-                    )
-                    sums[k] = PartialSum(rows.reshape(-1, dim), vector, touched[k])
-                    at = at + numbers[k]
+            for k in of_rank[rank]:
+                if not numbers[k]:
+                    continue
+                end = at + numbers[k]
+                rows = received[at : end - size].reshape(-1, dim)
+                vector = received[end - size : end]
+                sums[k] = PartialSum(rows, vector, touched[k])
+                at = end
 
     def close(self) -> None:
         """Leave; nothing may be gathered any more."""
@@ -245,8 +265,19 @@ class Group:
             torch.distributed.destroy_process_group()
 
 
+def as_bytes(values: NDArray[Any]) -> Bytes:
+    """The memory of an array, as a message."""
+    return np.ascontiguousarray(values).reshape(-1).view(np.uint8)
+
+
+def _dealt(count: int, among: int) -> list[range]:
+    """Numbers below `count`, dealt out in turn."""
+    return [range(k, count, among) for k in range(among)]
+
+
 def tree_sum(
-    values: Sequence[PartialSum | None], shape: tuple[int, int]
+    values: Sequence[PartialSum | None],
+    shape: tuple[int, int],
 ) -> PartialSum | None:
     """The sum of a power of two of shares, k and k + n/2 first; None counts as zero.
     May change the first ones.
@@ -254,15 +285,20 @@ def tree_sum(
     left = list(values)
     while len(left) > 1:
         half = len(left) // 2
-        left = [_plus(left[k], left[k + half], shape) for k in range(half)]
+        pairs = zip(left[:half], left[half:], strict=True)
+        left = [_plus(a, b, shape) for a, b in pairs]
     return left[0]
 
 
 def _plus(
-    a: PartialSum | None, b: PartialSum | None, shape: tuple[int, int]
+    a: PartialSum | None,
+    b: PartialSum | None,
+    shape: tuple[int, int],
 ) -> PartialSum | None:
-    if a is None or b is None:
-        return b if a is None else a
+    if a is None:
+        return b
+    if b is None:
+        return a
     if a.at is not None and b.at is None:
         a, b = b, a
     a = _dense(a, shape)
@@ -288,14 +324,6 @@ def _add_rows(out: Floats, rows: Rows, values: Floats) -> None:
     for i in range(len(rows)):
         for k in range(out.shape[1]):
             out[rows[i], k] += values[i, k]
-
-
-def _framed(message: Bytes, capacity: int) -> Bytes:
-    framed = np.zeros(capacity, np.uint8)
-    framed[:HEADER] = np.array([len(message)], np.int64).view(np.uint8)
-    fits = min(len(message), capacity - HEADER)
-    framed[HEADER : HEADER + fits] = message[:fits]
-    return framed
 
 
 def connect(
@@ -332,7 +360,11 @@ def connect(
         # taken for those of now
         ours = PrefixStore(f"streamer/{start}", store)
         distributed.init_process_group(
-            "gloo", store=ours, rank=rank, world_size=size, timeout=timeout
+            "gloo",
+            store=ours,
+            rank=rank,
+            world_size=size,
+            timeout=timeout,
         )
     except (RuntimeError, KeyError, ValueError) as error:
         raise GroupError(
@@ -348,26 +380,25 @@ def connect(
         # stay: for a few megabytes that takes half the time of all_gather, and messages
         # may differ in length
         nonlocal together_at, alone_s
-        found = [
-            message if r == rank else np.empty(n, np.uint8)
-            for r, n in enumerate(lengths)
-        ]
-        others = [r for r in range(size) if r != rank]
+        found = [np.empty(length, np.uint8) for length in lengths]
+        found[rank] = message
+        own = torch.from_numpy(np.require(message, requirements="W"))
+        works = []
         try:
-            works = [
-                distributed.irecv(torch.from_numpy(found[r]), r)
-                for r in others
-                if lengths[r]
-            ]
-            own = torch.from_numpy(np.require(message, requirements="W"))
-            works += [distributed.isend(own, r) for r in others if len(message)]
+            for other in range(size):
+                if other == rank:
+                    continue
+                if lengths[other]:
+                    received = torch.from_numpy(found[other])
+                    works.append(distributed.irecv(received, other))
+                if len(message):
+                    works.append(distributed.isend(own, other))
             for work in works:
                 assert work is not None, "we belong to the group"
                 work.wait()
         except RuntimeError as error:
-            silent_s = max(
-                alone_s, time.monotonic() - together_at
-            )  # what the others had sent still arrives
+            # what the others had sent still arrives
+            silent_s = max(alone_s, time.monotonic() - together_at)
             if silent_s > LONGER * timeout_s:
                 raise GroupError(
                     f"rank {rank} was stopped or busy for {silent_s:.0f} s, longer than --group-timeout "
@@ -376,7 +407,9 @@ def connect(
             raise GroupError(
                 f"rank {rank} lost another trainer: {_reason(error)}"
             ) from error
-        together_at, alone_s = (now := time.monotonic()), now - together_at
+        now = time.monotonic()
+        alone_s = now - together_at
+        together_at = now
         return found
 
     return Group(rank, size, parts, timeout_s=timeout_s, _gather=gather)

@@ -13,21 +13,21 @@ settled; so where a backlog is cut follows from the stream, not from who decodes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, cast
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.event.decoded import Decoded
-from streamer.ingest.batcher import Batcher, MicroBatch
+from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.lockstep.group import Group
+from streamer.lockstep.queues import Queues
 from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.lockstep.sources import Assigned
 from streamer.settings import PipelineSettings
+from streamer.snapshot.snapshot import positions_from_json, positions_to_json
 from streamer.sources.base import Partition, Position
 
 Counts = NDArray[np.int64]
@@ -38,58 +38,6 @@ PAUSE_S = 0.005
 """How long ranks whose events do not make a step yet wait before they look again."""
 LIST_EVERY_S = 2.0
 """How often rank 0 looks for partitions that were added."""
-
-
-class Queues(Batcher):
-    """Events that wait to be trained, in one queue for each partition."""
-
-    def __init__(self, batch_size: int, max_queued_events: int) -> None:
-        super().__init__(batch_size)
-        self._max_events = max(2 * batch_size, max_queued_events // 4)
-        self.of: dict[Partition, Batcher] = {}
-
-    @property
-    def queued_events(self) -> int:
-        return sum(queue.queued_events for queue in self.of.values())
-
-    def wants(self, partition: Partition) -> bool:
-        """Whether to read on in a partition."""
-        queue = self.of.get(partition)
-        return queue is None or queue.has_room(self._max_events)
-
-    def has_room(self, max_events: int) -> bool:
-        return not self.of or any(self.wants(partition) for partition in self.of)
-
-    def expect(self, partition: Partition) -> Batcher:
-        """The queue of a partition: one from which nothing has come has room, however
-        full the others are.
-        """
-        if partition not in self.of:
-            self.of[partition] = Batcher(self.batch_size, clock=self._clock)
-        return self.of[partition]
-
-    def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
-        self.expect(decoded.partition).add(decoded, now_s, lost)
-
-    def drop(self, partitions: Collection[Partition]) -> int:
-        return sum(self.of.pop(p).drop([p]) for p in partitions if p in self.of)
-
-    @property
-    def oldest_s(self) -> float | None:
-        arrivals = [queue.oldest_s for queue in self.of.values()]
-        return min((at for at in arrivals if at is not None), default=None)
-
-    def take_events(self, events: dict[Partition, int]) -> MicroBatch | None:
-        """This many events of each partition, in the order of partitions, and records
-        without events before and after.
-
-        A record is never split: with a record of several events there may be more. None
-        if nothing is taken.
-        """
-        batch = MicroBatch(user_features=[], item_features=[])
-        for partition in sorted(self.of):
-            self.of[partition].move_into(batch, events.get(partition, 0))
-        return batch.closed() if batch.positions else None
 
 
 class RankFigures(NamedTuple):
@@ -277,10 +225,10 @@ class LockstepIngest(Ingest):
         with self.changed:
             flags = self._own_flags()
             flags["listed"] = listed is not None
-            views = [
-                self._view(p, bool(flags["at_end"])) if self._is_own(p) else NOT_OURS
-                for p in self.partitions
-            ]
+            at_end = bool(flags["at_end"])
+            views: list[int] = []
+            for partition in self.partitions:
+                views += self._view(partition, at_end)
             report = self.seals.own
             figures = self._own_figures()
         parts: list[Sequence[int] | Counts] = [
@@ -289,8 +237,8 @@ class LockstepIngest(Ingest):
             figures,
             counts,
         ]
-        message = np.concatenate([*parts, np.array(views, np.int64).reshape(-1)])
-        of_ranks = np.stack(self.group.wait(message.astype(np.int64)))  # [W, ...]
+        message = np.concatenate([*parts, views]).astype(np.int64)
+        of_ranks = np.stack(self.group.wait(message))  # [W, ...]
 
         ends = np.cumsum([len(part) for part in parts])
         said, reports, figures_of, counts_of, views_of = np.split(
@@ -307,18 +255,22 @@ class LockstepIngest(Ingest):
 
         by_field = views_of.reshape(self.group.size, -1, len(NOT_OURS))  # [W, P, 4]
         ready, is_settled, position, lag = by_field.transpose(2, 0, 1)  # [W, P] each
-        known = zip(self.partitions, position.max(0), lag.max(0), strict=True)
-        for partition, at, behind in known:
-            self.positions[partition] = int(at) if at >= 0 else None
-            self._lag_of_all[partition] = max(int(behind), 0)
-        return Exchanged(flags_of, ready.sum(0), bool(is_settled.all()))
+        positions = position.max(0).tolist()
+        lags = lag.max(0).tolist()
+        for partition, at, behind in zip(self.partitions, positions, lags, strict=True):
+            self.positions[partition] = at if at >= 0 else None
+            self._lag_of_all[partition] = max(behind, 0)
+        all_settled = bool(is_settled.all())
+        return Exchanged(flags_of, ready.sum(0), all_settled)
 
     def _own_flags(self) -> dict[str, int]:
         # before a partition is assigned, nobody knows whether its end is reached
         assigned = self.offsets.assigned().keys()
         has_begun = bool(self.partitions) and assigned >= set(self.own_partitions)
         oldest_s = self.queues.oldest_s
-        age_s = time.monotonic() - oldest_s if oldest_s is not None else 0.0
+        age_s = 0.0
+        if oldest_s is not None:
+            age_s = time.monotonic() - oldest_s
         is_unsaved = self._is_unsaved or self.seals.has_failed
         return {
             "stop": self.wants_stop,
@@ -331,13 +283,17 @@ class LockstepIngest(Ingest):
         }
 
     def _view(self, partition: Partition, at_end: bool) -> PartitionView:
+        if not self._is_own(partition):
+            return NOT_OURS
         position = self.offsets.assigned().get(partition)
         where = -1 if position is None else position
         lag = self._own_lag.get(partition, -1)
         if self.is_paused:
             return PartitionView(0, 1, where, lag)
         queue = self.queues.of.get(partition)
-        queued = queue.queued_events if queue is not None else 0
+        queued = 0
+        if queue is not None:
+            queued = queue.queued_events
         ready = min(queued, self.queues.batch_size)
         source = cast("Assigned | None", self.source)
         has_no_more = source is not None and source.has_no_more(partition)
@@ -380,16 +336,13 @@ class LockstepIngest(Ingest):
     def _of_all_ranks(
         self, own: dict[Partition, Position]
     ) -> dict[Partition, Position]:
-        said = [
-            [*p, int(at), at.topic_id, at.leader_epoch]
-            for p, at in own.items()
-            if self._is_own(p)
-        ]
-        message = np.frombuffer(msgspec.msgpack.encode(said), np.uint8)
+        said = {}
+        for partition, position in own.items():
+            if self._is_own(partition):
+                said[partition] = position
         merged = dict(own)
-        for found in self.group.gather(message):
-            for topic, number, *position in msgspec.msgpack.decode(found.data):
-                merged[Partition(topic, number)] = Position(*position)
+        for of_rank in self.group.gather_values(positions_to_json(said)):
+            merged |= positions_from_json(of_rank)
         return merged
 
     def settle(self) -> None:
@@ -400,7 +353,7 @@ class LockstepIngest(Ingest):
     # partitions -----------------------------------------------------------------------
 
     def _is_own(self, partition: Partition) -> bool:
-        return self.group.owner(self.group.part_of(partition.number)) == self.group.rank
+        return bool(self.group.reads(partition.number))
 
     @property
     def own_partitions(self) -> list[Partition]:
@@ -413,15 +366,15 @@ class LockstepIngest(Ingest):
             return None
         self._list_at = time.monotonic() + LIST_EVERY_S
         found = sorted(self._list_partitions())
-        return found if found != self.partitions else None
+        if found == self.partitions:
+            return None
+        return found
 
     def _adopt(self, listed: list[Partition]) -> None:
         """All ranks take over the partitions that rank 0 has found, at the same step."""
-        sent = msgspec.msgpack.encode([tuple(p) for p in listed])
-        lists = self.group.gather(np.frombuffer(sent, np.uint8))
-        found = msgspec.msgpack.decode(lists[0].tobytes())
+        lists = self.group.gather_values(listed, list[Partition])
         with self.changed:
-            self.partitions = [Partition(*p) for p in found]
+            self.partitions = lists[0]
             for partition in self.own_partitions:
                 self.queues.expect(partition)
             self.changed.notify_all()

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka.client import to_streamer_error
 from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.reader import KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
@@ -61,7 +60,10 @@ class AssignedKafkaSource(KafkaTail):
         KafkaReader.commit(self, positions)
 
     def _let_client_poll(
-        self, consumer: Consumer, max_records: int, timeout_s: float
+        self,
+        consumer: Consumer,
+        max_records: int,
+        timeout_s: float,
     ) -> Mapping[Partition, list[Any]]:
         """Fetch for the partitions that want more and have nothing in their buffer, and
         return records of those that want some.
@@ -72,16 +74,15 @@ class AssignedKafkaSource(KafkaTail):
         self._drop_buffers_of_other_logs()
         if max_records == 0:
             return super()._let_client_poll(consumer, 0, timeout_s)
-        ready = any(map(self._wants, self._buffers))
+        if any(map(self._wants, self._buffers)):
+            timeout_s = 0.0
         paused: list[Partition] = []
         for partition in self._table.reading():
             if partition in self._buffers or not self._wants(partition):
                 paused.append(partition)
         consumer.pause(paused)
         try:
-            fetched = super()._let_client_poll(
-                consumer, WHOLE_FETCH, 0.0 if ready else timeout_s
-            )
+            fetched = super()._let_client_poll(consumer, WHOLE_FETCH, timeout_s)
         finally:
             reading = self._table.reading()
             consumer.resume(p for p in paused if p in reading)
@@ -137,9 +138,8 @@ def all_partitions(settings: KafkaSettings) -> Callable[[], list[Partition]]:
 
     def listed() -> list[Partition]:
         nonlocal consumer
-        with to_streamer_error(settings.where):
-            consumer = consumer or Consumer(settings, group_id=None)
-            consumer.existing_topics()
-            return consumer.all_partitions()
+        consumer = consumer or Consumer(settings, group_id=None)
+        consumer.existing_topics()
+        return consumer.all_partitions()
 
     return listed

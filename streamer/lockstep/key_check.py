@@ -21,13 +21,12 @@ NewUser = tuple[int, int]
 
 def sample_new_users(users: Sequence[str], partitions: Sequence[int]) -> list[NewUser]:
     """Those of some users, each new in a partition, that belong to the sample."""
-    found = (
-        (zlib.crc32(user.encode("utf-8", "surrogatepass")), p)
-        for user, p in zip(users, partitions, strict=True)
-    )
-    return [
-        (checksum, partition) for checksum, partition in found if checksum % ONE_IN == 0
-    ]
+    found = []
+    for user, partition in zip(users, partitions, strict=True):
+        checksum = zlib.crc32(user.encode("utf-8", "surrogatepass"))
+        if checksum % ONE_IN == 0:
+            found.append((checksum, partition))
+    return found
 
 
 class KeyCheck:

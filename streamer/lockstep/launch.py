@@ -68,12 +68,18 @@ def launch_ranks(
 
         was_killed = code < 0
         was_quick = time.monotonic() - started < QUICK_S
-        failures = failures + 1 if was_quick and not was_killed else 0
+        failures += 1
+        if was_killed or not was_quick:
+            failures = 0
         if failures >= MAX_QUICK_FAILURES:
             return code
-        what = f"was killed by signal {-code}" if was_killed else f"failed ({code})"
+        what = f"failed ({code})"
+        if was_killed:
+            what = f"was killed by signal {-code}"
         logger.warning(
-            "A trainer %s: all %d start again from the last checkpoint", what, trainers
+            "A trainer %s: all %d start again from the last checkpoint",
+            what,
+            trainers,
         )
 
 

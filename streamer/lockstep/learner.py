@@ -76,7 +76,10 @@ class LockstepLearner(Learner):
         yield batch
 
     def _new_ids(
-        self, batch: MicroBatch, events: list[int], ids: list[str]
+        self,
+        batch: MicroBatch,
+        events: list[int],
+        ids: list[str],
     ) -> tuple[list[str], Rows]:
         """Ids that are new to any rank, in the order of the stream."""
         return gather_ids(self.group, _spans(batch.only(events)), ids)
@@ -86,7 +89,8 @@ class LockstepLearner(Learner):
         state = self.state
         new = np.flatnonzero(state.users.known(batch.users) < 0)
         users = state.rows_of("users", batch.users)
-        self._begin_users(users[new], [batch.users[k] for k in new.tolist()])
+        new_ids = [batch.users[k] for k in new.tolist()]
+        self._begin_users(users[new], new_ids)
 
         step = self._gather(batch, new)
         if self.group.rank == 0:
@@ -120,31 +124,39 @@ class LockstepLearner(Learner):
         """
         state = self.state
         spans = _spans(batch)
-        partition = np.repeat(
-            [span.partition for span in spans], [span.events for span in spans]
-        )
-        sample = sample_new_users(
-            [batch.users[k] for k in new_users.tolist()], partition[new_users].tolist()
-        )
+        partitions: list[int] = []
+        for span in spans:
+            partitions += [span.partition] * span.events
+        users = []
+        partitions_of_users = []
+        for event in new_users.tolist():
+            users.append(batch.users[event])
+            partitions_of_users.append(partitions[event])
+        sample = sample_new_users(users, partitions_of_users)
+
         catalogue = []
-        if batch.of_catalogue is not None:
-            times_s = state.event_times(
-                batch.of_catalogue.timestamps_s, len(batch.of_catalogue)
-            )
-            catalogue = _catalogue_events(batch.of_catalogue, times_s)
+        said = batch.of_catalogue
+        if said is not None:
+            times_s = state.event_times(said.timestamps_s, len(said))
+            catalogue = _catalogue_events(said, times_s)
+        features = None
+        if self.features.are_used("item"):
+            features = batch.item_features
         return gather_events(
             self.group,
             spans,
             batch.items,
             state.items.known(batch.items),
             state.event_times(batch.timestamps_s, len(batch)),
-            batch.item_features if self.features.are_used("item") else None,
+            features,
             catalogue,
             sample,
         )
 
     def _set_user_features(
-        self, events: StepEvents, features: FeatureColumn | None
+        self,
+        events: StepEvents,
+        features: FeatureColumn | None,
     ) -> None:
         """Remember what is said of our users; codes of categories and the scale of
         numbers are those of all ranks' users.
@@ -152,10 +164,10 @@ class LockstepLearner(Learner):
         if not self.features.are_used("user"):
             return
         group = self.group
-        numbers = self._user_numbers(gather_rows(group, self._step, events.users))
-        of_all = gather_values(
-            group, self._step, features or [None] * len(events.users)
-        )
+        own = features or [None] * len(events.users)
+        users = gather_rows(group, self._step, events.users)
+        numbers = self._user_numbers(users)
+        of_all = gather_values(group, self._step, own)
         given = self.features.of_rows("user", numbers, of_all)
         ours = given.only(given.rows % group.size == group.rank)
         ours = ours._replace(rows=ours.rows // group.size)
@@ -192,9 +204,8 @@ class LockstepLearner(Learner):
         of_all.items[events.own] = history.items
         of_all.times_s[events.own] = history.times_s
         of_all.counts[events.own] = history.counts
-        return StepHistory(
-            of_all, self._user_numbers(users[:, 0]), codes.astype(np.int64)
-        )
+        numbers = self._user_numbers(users[:, 0])
+        return StepHistory(of_all, numbers, codes.astype(np.int64))
 
     def _ranker_events(self, count: int) -> list[Rows]:
         """Of each of our parts, the events that the ranker learns from."""
@@ -203,13 +214,18 @@ class LockstepLearner(Learner):
         return [events[parts == part] for part in self.group.own]
 
     def _train(
-        self, rows: Batch, stream: StreamState, to_learn: Sequence[Candidates]
+        self,
+        rows: Batch,
+        stream: StreamState,
+        to_learn: Sequence[Candidates],
     ) -> StepResult:
         """Ranker and towers learn from the sum of all parts' gradients."""
         state = self.state
         step = self._step
         prepared = state.trainer.prepare(rows, stream)
-        ranker_size = state.ranker.gradient_size if self.settings.rerank else 0
+        ranker_size = 0
+        if self.settings.rerank:
+            ranker_size = state.ranker.gradient_size
         candidates_of = dict(zip(self.group.own, to_learn, strict=False))
         shares = {}
         for part in self.group.own:
@@ -228,13 +244,17 @@ class LockstepLearner(Learner):
 
         shape = (prepared.vectors.shape[0], prepared.vectors.shape[1])
         vector_size = state.trainer.vector_size(prepared)
-        total = self.group.total(shares, touched, shape, vector_size + ranker_size)
-        vector, ranked = np.split(total.vector, [len(total.vector) - ranker_size])
-        if self.settings.rerank:
-            state.ranker.apply(ranked)
-        result = state.trainer.finish(
-            prepared, torch.from_numpy(total.rows), torch.from_numpy(vector)
+        total = self.group.total(
+            shares,
+            touched,
+            shape,
+            vector_size + ranker_size,
         )
+        if self.settings.rerank:
+            state.ranker.apply(total.vector[vector_size:])
+        rows_sum = torch.from_numpy(total.rows)
+        vector_sum = torch.from_numpy(total.vector[:vector_size])
+        result = state.trainer.finish(prepared, rows_sum, vector_sum)
         state.trainer.apply(result.gradients)
         return result
 
@@ -266,32 +286,43 @@ class LockstepLearner(Learner):
         state = self.state
         known = state.items.size
         first = state.trainer.steps // DIGEST_EVERY * DIGEST_ROWS
-        rows = np.unique((first + np.arange(min(DIGEST_ROWS, known))) % max(known, 1))
+        some = first + np.arange(min(DIGEST_ROWS, known))
+        rows = np.unique(some % max(known, 1))
         dense, _ = state.dense()
-        shared = {n: a for n, a in dense.items() if not n.startswith(OF_USERS)}
+        shared = {}
+        for name, array in dense.items():
+            if not name.startswith(OF_USERS):
+                shared[name] = array
+        items = state.take("items", rows)
+        pairs = state.take("pairs", rows)
         found = hashlib.blake2b(digest_size=16)
-        for arrays in (shared, state.take("items", rows), state.take("pairs", rows)):
+        for arrays in (shared, items, pairs):
             for name in sorted(arrays):
-                found.update(np.ascontiguousarray(arrays[name]).tobytes())
+                found.update(arrays[name].tobytes())
         return found.digest()
 
 
 def _spans(batch: MicroBatch) -> list[Span]:
     """Which events of a batch are of which partition."""
-    return [
-        Span(*origin.partition, origin.stop - origin.start) for origin in batch.origins
-    ]
+    spans = []
+    for partition, start, stop in batch.origins:
+        spans.append(Span(*partition, stop - start))
+    return spans
 
 
 def _catalogue_events(batch: MicroBatch, times_s: Rows) -> list[CatalogueEvent]:
     features = batch.item_features or [None] * len(batch)
     found = []
-    for origin in batch.origins:
-        for k in range(origin.start, origin.stop):
-            time_s = int(times_s[k])
-            found.append(
-                CatalogueEvent(*origin.partition, batch.items[k], time_s, features[k])
+    for (topic, number), start, stop in batch.origins:
+        for k in range(start, stop):
+            event = CatalogueEvent(
+                topic,
+                number,
+                batch.items[k],
+                int(times_s[k]),
+                features[k],
             )
+            found.append(event)
     return found
 
 

@@ -30,6 +30,7 @@ from streamer.snapshot.publisher import Due, Publisher
 from streamer.sources.base import Partition
 
 Counts = NDArray[np.int64]
+COUNTED = ("trained", "filtered", "lost", "not_admitted", "catalogue")
 
 
 class RankSources(NamedTuple):
@@ -64,7 +65,12 @@ class LockstepProgress(Progress):
         save_at_start: bool = False,
     ) -> None:
         super().__init__(
-            ingest, learner, sharing, dead_letters, checkpoints, save_at_start
+            ingest,
+            learner,
+            sharing,
+            dead_letters,
+            checkpoints,
+            save_at_start,
         )
         self._lockstep = ingest
         self._own = Accounting()
@@ -174,8 +180,8 @@ class LockstepPipeline(Pipeline):
         self.ingest.wants_stop = self._stop.is_set()
         return self.ingest.finished
 
-    def _receive(self, batch: MicroBatch) -> None:
-        if batch.step_events:
+    def _receive(self, batch: MicroBatch | None) -> None:
+        if batch is not None and batch.step_events:
             super()._receive(batch)
 
     def _publish_due(self) -> Due:
@@ -190,31 +196,16 @@ class LockstepPipeline(Pipeline):
 
 def counts_of(accounting: Accounting) -> Counts:
     """Numbers that add up over ranks; the first is that of consumed events."""
+    fields = [getattr(accounting, name) for name in COUNTED]
     by_reason = [accounting.dead_letters[str(reason)] for reason in Reason]
-    numbers = [
-        accounting.consumed,
-        accounting.trained,
-        accounting.filtered,
-        accounting.lost,
-        accounting.not_admitted,
-        accounting.catalogue,
-        *by_reason,
-    ]
-    return np.array(numbers, np.int64)
+    return np.array([accounting.consumed, *fields, *by_reason], np.int64)
 
 
 def plus(accounting: Accounting, counts: Counts) -> Accounting:
     """An accounting and the numbers of `counts_of`, added up."""
-    _, trained, filtered, lost, not_admitted, catalogue, *by_reason = counts.tolist()
-    dead_letters = Counter(accounting.dead_letters)
-    for reason, count in zip(Reason, by_reason, strict=True):
-        if count:
-            dead_letters[str(reason)] += count
-    return Accounting(
-        trained=accounting.trained + trained,
-        filtered=accounting.filtered + filtered,
-        dead_letters=dead_letters,
-        lost=accounting.lost + lost,
-        not_admitted=accounting.not_admitted + not_admitted,
-        catalogue=accounting.catalogue + catalogue,
-    )
+    total = counts_of(accounting) + counts
+    fields, by_reason = np.split(total[1:], [len(COUNTED)])
+    reasons = zip(map(str, Reason), by_reason.tolist(), strict=True)
+    dead_letters = Counter({reason: count for reason, count in reasons if count})
+    named = dict(zip(COUNTED, fields.tolist(), strict=True))
+    return Accounting(**named, dead_letters=dead_letters)

@@ -5,6 +5,7 @@ does not hold up the others.
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -35,6 +36,8 @@ class AssignedSource:
 
     at_end = False
     all_assigned = True
+    is_member = True
+    problem = None
 
     def __init__(
         self,
@@ -62,9 +65,8 @@ class AssignedSource:
             if partition not in self._sources:
                 source = self._open_one(partition)
                 source.open(self._listener)
-                self._sources = self._sources | {
-                    partition: source
-                }  # not in place: another thread may be reading it
+                # not in place: another thread may be reading it
+                self._sources = self._sources | {partition: source}
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`; partitions that do not want more are passed over."""
@@ -73,7 +75,9 @@ class AssignedSource:
         while True:
             found: list[Chunk] = []
             for partition, source in self._sources.items():
-                wanted = max_records if max_records and self._wants(partition) else 0
+                wanted = 0
+                if max_records and self._wants(partition):
+                    wanted = max_records
                 chunks = source.poll(wanted, 0.0)
                 self._has_no_more[partition] = not chunks and wanted > 0
                 found += chunks
@@ -85,39 +89,21 @@ class AssignedSource:
         """See `Assigned.has_no_more`."""
         return self._has_no_more.get(partition, False)
 
-    @property
-    def problem(self) -> str | None:
-        """See `Source.problem`."""
-        return next(
-            (
-                p
-                for source in self._sources.values()
-                if (p := source.problem) is not None
-            ),
-            None,
-        )
-
     def positions(self) -> Positions:
         """See `Source.positions`."""
-        return {
-            p: at
-            for source in self._sources.values()
-            for p, at in source.positions().items()
-        }
+        return ChainMap(*(dict(s.positions()) for s in self._sources.values()))
 
     def commit(self, positions: Positions) -> None:
         """See `Source.commit`."""
-        for partition, source in self._sources.items() if self._may_commit() else ():
+        if not self._may_commit():
+            return
+        for partition, source in self._sources.items():
             if partition in positions:
                 source.commit({partition: positions[partition]})
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`."""
-        return {
-            p: at
-            for source in self._sources.values()
-            for p, at in source.end_offsets().items()
-        }
+        return ChainMap(*(dict(s.end_offsets()) for s in self._sources.values()))
 
     def close(self) -> None:
         """See `Source.close`."""

@@ -21,7 +21,6 @@ from streamer.dead_letters.base import Reason
 
 PHASES = ("poll", "decode", "rank", "step", "store", "publish", "checkpoint")
 BANDS = ("head", "torso", "tail")
-DECILES = tuple(str(k) for k in range(1, 11))
 PARTS = ("batch", "cache")
 BASELINES = ("most-popular", "last-items", "counting")
 RECOMMENDERS = ("model", "model-without-towers", *BASELINES)
@@ -30,7 +29,6 @@ EVIDENCE = ("co-occurrence", "popularity", "own history", "towers")
 SIDES = ("users", "items")
 WHY_EVICTED = ("limit", "ttl", "deleted", "shared")
 MEMORY = ("users", "items", "categories", "other")
-TOP_RANKS = tuple(str(k) for k in range(1, 11))
 STORE_ERRORS = (
     "unreachable",
     "slow",
@@ -39,7 +37,6 @@ STORE_ERRORS = (
     "loading",
     "broken",
     "refused",
-    "fenced",
     "other",
 )
 
@@ -110,12 +107,22 @@ class Label:
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One metric; `buckets` are the upper bounds of a histogram."""
+    """One metric.
+
+    Args:
+        name: as Prometheus sees it.
+        kind: of metric.
+        help: what it means.
+        labels: what distinguishes its series.
+        path: which number of `Status` it is, such as `store.live`; empty for none.
+        buckets: the upper bounds of a histogram.
+    """
 
     name: str
     kind: Literal["counter", "gauge", "histogram"]
     help: str
     labels: tuple[Label, ...] = ()
+    path: str = ""
     buckets: tuple[float, ...] = ()
 
 
@@ -126,8 +133,6 @@ _LABELS = {
     "topic": Label("topic", bound="topics of our partitions"),
     "partition": Label("partition", bound="our partitions; gone with them"),
     "band": Label("band", BANDS),
-    "decile": Label("decile", DECILES),
-    "rank": Label("rank", TOP_RANKS),
     "side": Label("side", SIDES),
     "evicted_reason": Label("reason", WHY_EVICTED),
     "memory_part": Label("part", MEMORY),
@@ -162,31 +167,33 @@ the rest are gauges.
 
 _METRICS = """
 ## Stream
-streamer_events_consumed_total: Events consumed, whatever became of them.
-streamer_events_trained_total: Events that were trained.
-streamer_events_filtered_total: Events that the filters left out; those that were not admitted and those of the
-    catalogue too.
-streamer_catalogue_events_total: Events that created, described or deleted an item.
-streamer_events_not_admitted_total: Events of users or items that had not come often enough to get a row.
+streamer_events_consumed_total = this_run.consumed: Events consumed, whatever became of them.
+streamer_events_trained_total = this_run.trained: Events that were trained.
+streamer_events_filtered_total = this_run.filtered: Events that the filters left out; those that were not admitted and
+    those of the catalogue too.
+streamer_catalogue_events_total = this_run.catalogue: Events that created, described or deleted an item.
+streamer_events_not_admitted_total = this_run.not_admitted: Events of users or items that had not come often enough to
+    get a row.
 streamer_dead_letters_total{letter_reason}: Events and records that could not be used, by reason.
 streamer_source_live: 1 while the source responds; else 0.
-streamer_lost_records_total: Records that retention removed before they were read.
+streamer_lost_records_total = this_run.lost: Records that retention removed before they were read.
 streamer_partitions: Partitions assigned to this trainer.
 streamer_lag_records{topic, partition}: Records of a partition that are not trained yet.
-streamer_queued_events: Events that are decoded and wait to be trained.
+streamer_queued_events = queued_events: Events that are decoded and wait to be trained.
 streamer_event_delay_seconds: How long before it was trained the newest event of the latest batch happened, by the
     event's own time; negative if its clock is ahead.
 streamer_event_to_trained_seconds: From an event's own time until it was trained; four events of each batch, evenly
     chosen.
 streamer_batch_events: Events of a micro-batch.
 streamer_batch_age_seconds: How long the oldest record of a micro-batch had waited when its training ended.
-streamer_rebalances_total: Times that partitions were assigned to us.
+streamer_rebalances_total = rebalances: Times that partitions were assigned to us.
 
 ## Learning
 streamer_steps_total: Training steps.
 streamer_last_step_timestamp_seconds: When the latest step ended, in seconds since the epoch.
-streamer_not_finite_rows_total: Rows that a step did not update because their weights or gradients were not finite.
-streamer_loss: Loss, mean over the latest events: about 20 full batches.
+streamer_not_finite_rows_total = not_finite_rows: Rows that a step did not update because their weights or gradients
+    were not finite.
+streamer_loss = loss: Loss, mean over the latest events: about 20 full batches.
 streamer_loss_part{part}: Loss of the latest step over one set of candidates, unweighted.
 streamer_prequential_hit_rate{recommender, k}: Share of the latest ranked events whose item was among the first k,
     ranked before it was trained; of the model, of the model whose ranker reads zero for the towers' inner product, and
@@ -196,20 +203,20 @@ streamer_prequential_best_baseline_hit_rate{baseline, k}: Hit rate over the same
 streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
 streamer_ranker_influence_share{history, evidence}: What decides the ranking, by kind of evidence and by the number of
     the user's recent items: share in what tells the candidates of the latest ranked events apart.
-streamer_recommended_cold_share: Share of items that nobody has had yet, and that the catalogue describes, among
-    the first k of the latest ranked lists.
+streamer_recommended_cold_share: Share of items that nobody has had yet, and that the catalogue describes, among the
+    first k of the latest ranked lists.
 streamer_cold_items: Items that the catalogue describes and nobody has had yet.
 streamer_prequential_events_total: Events that were ranked before they were trained.
-streamer_users: Users that the model knows.
-streamer_items: Items that the model knows.
+streamer_users = users: Users that the model knows.
+streamer_items = items: Items that the model knows.
 streamer_new_users_total: Users seen for the first time.
 streamer_new_items_total: Items seen for the first time.
-streamer_model_events: Events that the model took in during its whole life, all restarts.
+streamer_model_events = accounting.consumed: Events that the model took in during its whole life, all restarts.
 
 ## Limits
 streamer_ids_limit{side}: Users or items that are kept, at most.
 streamer_evicted_total{side, evicted_reason}: Users or items that were forgotten: over the limit, not seen for longer
-    than the TTL, deleted by an event, or retired by another trainer that shares the model.
+    than the TTL, deleted by an event, or retired by the only trainers that had counted them.
 streamer_oldest_age_seconds{side}: How long ago, by event time, the user or item was seen that was not seen for longest.
 streamer_evicted_age_seconds{side}: How long ago, by event time, those were seen that a limit made go last.
 streamer_young_age_seconds: Where that age is below this one (the setting young_age), the limit is too low.
@@ -221,11 +228,8 @@ streamer_sampler_effective_size{part}: Effective sample size of the resampling w
     latest step.
 streamer_sampler_distinct_negatives{part}: Distinct negatives that a query drew, mean over the queries of the latest
     step.
-streamer_sampler_distinct_share{part}: Distinct negatives of a query as a share of its draws; 0 where nothing is drawn.
 streamer_sampler_own_share{part}: Accidental hits: weight of a query's own positive among its candidates, mean of the
     latest step.
-streamer_popularity_divergence_nats{part}: Kullback-Leibler divergence from popularity of what the batch or the cache
-    holds, over the ten popularity deciles; 0 if it holds items as often as they are popular.
 
 ## Cache
 streamer_cache_slots: Slots of the cache.
@@ -236,44 +240,33 @@ streamer_cache_entry_age_seconds: How long the items of the cache have been in i
     of the looks at it, which are some time apart.
 streamer_cache_batch_overlap_share: Share of the cache's slots whose item is in the latest batch.
 streamer_cache_slot_share{band}: Share of the cache's slots by popularity band.
-streamer_cache_slot_share_decile{decile}: Share of the cache's slots by decile of popularity: 1 holds the most popular
-    items, each decile a tenth of all events.
 streamer_occurrence_share{band}: Share of everything ever resampled by popularity band.
-streamer_occurrence_share_decile{decile}: Share of everything ever resampled by popularity decile.
-streamer_cache_top_slot_share{rank}: Share of the cache's slots of the item that holds the most, the second most, and so
-    on.
 
 ## Popularity
 streamer_popularity_items: Items that have been counted.
-streamer_popularity_hash_log_error: Mean absolute error of the hashed estimate of log popularity against exact counts;
-    0.7 is a factor of two.
-streamer_popularity_hash_collision_share: How likely a new item meets a used slot in all of its hashes.
 
 ## Time
 streamer_phase_seconds{phase}: Time of one run of a phase. Reading ahead: poll (with the wait for records), decode.
     Training: rank, step, store (take in what others added, hand over ours), publish (copy what changed for servers),
     checkpoint (what training waits for; writing goes on beside it).
-streamer_metrics_seconds_total: Time that the training thread spent on refreshing metrics.
 
 ## Store
-streamer_store_live: 1 while the store responds, or nothing is shared; else 0.
-streamer_store_round_trip_seconds: Round trip of the latest exchange with the store.
-streamer_store_staleness_seconds: Since when the trainer is not known to have all that is in the store.
-streamer_store_backlog_contributions: Contributions that are not in the store yet.
-streamer_store_backlog_events: Events of those contributions.
-streamer_store_log_entries: Entries of the log that trainers share.
-streamer_store_exchanges_total: Exchanges with the store.
-streamer_store_exchange_cpu_seconds_total: Processor time of the exchanges.
-streamer_store_sent_bytes_total: Bytes sent to the store.
-streamer_store_received_bytes_total: Bytes received from the store.
-streamer_store_refused_events_total: Events whose contribution was dropped because another trainer owned the partition
-    by then.
-streamer_store_duplicate_events_total: Events that were trained and not counted because the store had counted them
-    before.
-streamer_store_retired_events_total: Events of this trainer that came too late: their item had been retired.
-streamer_store_joins_total: How often the trainer joined the store, the first time included.
-streamer_store_seeds_total: How often the trainer seeded a store that was empty or behind.
-streamer_store_snapshots_total: Snapshots that the trainer wrote, after which the log is trimmed.
+streamer_store_live = store.live: 1 while the store responds, or nothing is shared; else 0.
+streamer_store_round_trip_seconds = store.round_trip_s: Round trip of the latest exchange with the store.
+streamer_store_staleness_seconds = store.staleness_s: Since when the trainer is not known to have all that is in the
+    store.
+streamer_store_backlog_events = store.backlog_events: Events that are counted here and not in the store yet.
+streamer_store_waiting_rows = store.waiting_rows: Numbers that have come from other trainers and are not applied yet.
+streamer_store_entries = store.entries: Entries that trainers share: the counts of partitions, and what each trainer has
+    drawn.
+streamer_store_exchanges_total = store.exchanges: Exchanges with the store.
+streamer_store_exchange_cpu_seconds_total = store.exchange_cpu_s: Processor time of the exchanges.
+streamer_store_sent_bytes_total = store.sent_bytes: Bytes sent to the store.
+streamer_store_received_bytes_total = store.received_bytes: Bytes received from the store.
+streamer_store_duplicate_events_total = store.duplicate_events: Events that were trained and not counted because the
+    store had counted them before.
+streamer_store_wholes_total = store.wholes: Entries that were read whole because some of their changes were missed, or
+    sent whole because the store had lost them.
 streamer_store_errors_total{store_reason}: Exchanges that failed, by reason.
 
 ## Group
@@ -283,20 +276,23 @@ streamer_group_waiting_seconds_total{trainer}: Time that a trainer waited at the
     had come.
 streamer_group_exchange_seconds_total{trainer}: Time that a trainer spent in exchanges inside of steps.
 streamer_group_sent_bytes_total{trainer}: Bytes that a trainer sent to each of the others.
-streamer_group_spread_users: About how many users have events in several partitions; 0 if the topic is keyed by user.
+streamer_group_spread_users = spread_users: About how many users have events in several partitions; 0 if the topic is
+    keyed by user.
 
 ## Checkpoints
 streamer_checkpoint_age_seconds: Age of the state in the newest safe checkpoint; since the start of the process if there
     is none.
 streamer_checkpoint_writable: 1 unless the latest checkpoint or the dead letters before it could not be written; else 0.
-streamer_checkpoint_unsaved_events: Events that no safe checkpoint holds.
-streamer_checkpoint_duration_seconds: From the step of its state until the latest one was safe.
-streamer_checkpoint_longest_pause_seconds: The longest that a step had to wait for checkpoints; when partitions are
-    handed over and at the end, everything is copied at once, which does not count.
-streamer_checkpoint_size_bytes: Size of the latest checkpoint: a base, which holds everything, or a delta.
-streamer_checkpoint_base_bytes: Size of the latest base.
-streamer_checkpoint_deltas: Deltas since the latest base: what a restart reads after it.
-streamer_checkpoint_delta_bytes: Size of all of these deltas; when they outweigh the base, a new base is written.
+streamer_checkpoint_unsaved_events = saves.unsaved_events: Events that no safe checkpoint holds.
+streamer_checkpoint_duration_seconds = saves.seconds: From the step of its state until the latest one was safe.
+streamer_checkpoint_longest_pause_seconds = saves.longest_pause_s: The longest that a step had to wait for checkpoints;
+    when partitions are handed over and at the end, everything is copied at once, which does not count.
+streamer_checkpoint_size_bytes = saves.size_bytes: Size of the latest checkpoint: a base, which holds everything, or a
+    delta.
+streamer_checkpoint_base_bytes = saves.base_bytes: Size of the latest base.
+streamer_checkpoint_deltas = saves.deltas: Deltas since the latest base: what a restart reads after it.
+streamer_checkpoint_delta_bytes = saves.delta_bytes: Size of all of these deltas; when they outweigh the base, a new
+    base is written.
 streamer_checkpoints_total{result}: Checkpoints by what became of them.
 
 ## Publishing
@@ -321,6 +317,8 @@ streamer_server_items: Items that are served.
 streamer_server_indexed_items: Items that an index finds; 0 while all are scored at every request.
 streamer_server_hidden_items: Items that are never recommended.
 streamer_server_events_not_learned: Events that the server has read and the trainer has not published yet.
+streamer_server_events_of_others: Events of partitions that the served trainer does not read; the last 50 of a user are
+    kept, and 100,000 in all.
 streamer_server_deltas_total: Deltas that were applied.
 streamer_server_bases_total: Bases that were loaded, the first included.
 streamer_server_refused_points_total: Deltas and bases that were damaged, lost or out of order; a base follows.
@@ -331,34 +329,28 @@ streamer_server_request_seconds: From a request to the end of its answer.
 streamer_freshness_seconds{seen_as, since}: From an event until a request sees it: among its user's recent items, as a
     new item that can be recommended, in updated vectors; since the event's own time, or since its record was written.
 """
-"""All metrics in the order of the documentation: name, its labels by their names above,
-and what it means.
+"""All metrics in the order of the documentation: name, its labels by their names above
+or the number of `Status` that it is, and what it means.
 """
 
 
-def _metric(name: str, labels: str, about: str) -> Metric:
-    kind: Literal["counter", "gauge", "histogram"]
-    kind = (
-        "histogram"
-        if name in _BUCKETS
-        else "counter"
-        if name.endswith("_total")
-        else "gauge"
-    )
+def _metric(name: str, labels: str, path: str, about: str) -> Metric:
+    kind: Literal["counter", "gauge", "histogram"] = "gauge"
+    if name in _BUCKETS:
+        kind = "histogram"
+    elif name.endswith("_total"):
+        kind = "counter"
     found = tuple(_LABELS[label] for label in labels.split(", ") if label)
-    return Metric(name, kind, " ".join(about.split()), found, _BUCKETS.get(name, ()))
+    text = " ".join(about.split())
+    return Metric(name, kind, text, found, path, _BUCKETS.get(name, ()))
 
 
-GROUPS = {
-    title: [
-        _metric(*found)
-        for found in re.findall(
-            r"^(\w+)(?:{(.*)})?: (.*(?:\n    .*)*)", lines, re.MULTILINE
-        )
-    ]
-    for title, lines in re.findall(r"^## (.*)\n((?:.+\n)*)", _METRICS, re.MULTILINE)
-}
+GROUPS: dict[str, list[Metric]] = {}
 """All metrics, by the titles of the documentation."""
+for _title, _lines in re.findall(r"^## (.*)\n((?:.+\n)*)", _METRICS, re.MULTILINE):
+    _line = r"^(\w+)(?:{(.*)})?(?: = (\S+))?: (.*(?:\n    .*)*)"
+    _found = re.findall(_line, _lines, re.MULTILINE)
+    GROUPS[_title] = [_metric(*_one) for _one in _found]
 
 SERVER = {metric.name: metric for metric in GROUPS["Server"]}
 """The metrics of `streamer serve` by name."""

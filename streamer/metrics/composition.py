@@ -1,14 +1,13 @@
 """What the cache and the occurrence vector are made of, by popularity of the items.
 
-Items are sorted by popularity. A stratum (a band, a decile) is made of whole items:
-those that begin in its part of all events, so that the most popular item is always in
-the first, however popular it is.
+Items are sorted by popularity. A band is made of whole items: those
+that begin in its part of all events, so that the most popular item is always in the
+first, however popular it is.
 """
 
 from __future__ import annotations
 
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,6 @@ TORSO = 0.8
 """The head begins in the first half of all events, the torso in the next 30%, the tail
 in the rest.
 """
-BANDS = (HEAD, TORSO)
-DECILES = tuple(k / 10 for k in range(1, 10))
 
 
 class Composition(NamedTuple):
@@ -37,7 +34,10 @@ class Composition(NamedTuple):
 
 def composition(cache: Rows, popularity: ExactPopularity) -> Composition:
     """The cache by popularity band. Looks at all items: not for every step."""
-    return Composition(*Ranking.of(popularity).shares_of(cache, BANDS).tolist())
+    ranking = Ranking.of(popularity)
+    known = cache[cache < len(ranking.order)]
+    slots = np.bincount(known, minlength=len(ranking.order))
+    return Composition(*ranking.shares(slots[ranking.order]).tolist())
 
 
 class Ranking:
@@ -46,42 +46,26 @@ class Ranking:
     def __init__(self, counts: Doubles) -> None:
         self.order = np.argsort(-counts, kind="stable")
         """[N] rows, the most popular first."""
-        self.place = np.empty(len(counts), np.int64)
+        self.place = np.argsort(self.order)
         """[N] where each row is in `order`."""
-        self.place[self.order] = np.arange(len(counts))
         self.counts = counts[self.order]
         """[N] events, of the most popular first."""
-        self.seen = self.order[: int((self.counts > 0).sum())]
-        """Those of `order` that were seen at all."""
-        upto = np.cumsum(self.counts)
-        self._before = np.concatenate([[0.0], upto])[:-1] / max(
-            float(upto[-1]) if len(upto) else 0.0, 1e-12
-        )
 
     @classmethod
     def of(cls, popularity: ExactPopularity) -> Ranking:
         """By exact counts."""
         return cls(popularity.counts(np.arange(popularity.size)))
 
-    def shares(self, amounts: Doubles, edges: tuple[float, ...]) -> Doubles:
-        """Share of an amount by stratum; `amounts` are [N], the most popular first. All
+    def shares(self, amounts: NDArray[Any]) -> Doubles:
+        """[3] share of an amount by band; `amounts` are [N], the most popular first. All
         zero if there is nothing.
         """
-        bounds = [0, *self._cuts(edges), len(amounts)]
-        sums = np.array([amounts[start:end].sum() for start, end in pairwise(bounds)])
+        before = np.cumsum(self.counts) - self.counts
+        begins = np.searchsorted(before / max(self.counts.sum(), 1e-12), (HEAD, TORSO))
+        sums: Doubles = np.zeros(3)
+        for band, part in enumerate(np.split(amounts, begins)):
+            sums[band] = part.sum()
         return sums / max(float(sums.sum()), 1e-12)
-
-    def shares_of(self, rows: Rows, edges: tuple[float, ...]) -> Doubles:
-        """Share of some rows, with repetitions, by stratum; rows that nobody has
-        counted are passed over.
-        """
-        places = self.place[rows[rows < len(self.place)]]
-        strata = np.searchsorted(self._cuts(edges), places, side="right")
-        return np.bincount(strata, minlength=len(edges) + 1) / max(len(places), 1)
-
-    def _cuts(self, edges: tuple[float, ...]) -> Rows:
-        """Where each stratum but the first begins."""
-        return np.searchsorted(self._before, edges, side="left")
 
 
 class Point(NamedTuple):

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from streamer.metrics.status import Status
 
 STUCK_AFTER_S = 180.0
 """A pipeline that has not looked for a batch for this long hangs; the first step
@@ -25,17 +28,13 @@ class Health:
     """What a line last did, judged by the time since."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.status: Status | None = None
+        """The latest one; None before the first."""
         self._clock = clock
         self._beat_at = clock()
-        self._begun = self._over = False
+        self._begun = False
+        self._over = False
         self._stepped_at: float | None = None
-        self.partitions = 0
-        self.unread = 0
-        """Partitions of which it is not known yet where to begin."""
-        self.lag = 0
-        """Records that wait in our partitions, as far as is known."""
-        self.problems: list[str] = []
-        """What does not respond or cannot be written to: source, store, checkpoints."""
 
     def beat(self) -> None:
         """The line looks for the next batch."""
@@ -66,27 +65,29 @@ class Health:
         or nothing to do.
         """
         alive = self.alive()
+        status = self.status
         if not alive.ok or not self._begun:
             return Verdict(False, alive.reason)
-        if self.problems:
-            return Verdict(False, "; ".join(self.problems))
-        if not self.partitions:
+        if status is None or not (status.partitions or status.problems):
             return Verdict(False, "no partition is assigned to this process yet")
-        if self.unread:
-            return Verdict(
-                False,
-                f"it is not known yet where to begin in {self.unread:,} of its partitions",
+        if status.problems:
+            return Verdict(False, "; ".join(status.problems))
+        unread = list(status.partitions.values()).count(None)
+        if unread:
+            reason = (
+                f"it is not known yet where to begin in {unread:,} of its partitions"
             )
-        if not self.lag:
+            return Verdict(False, reason)
+        lag = sum(status.lag.values())
+        if not lag:
             return Verdict(True, "caught up")
         if self._stepped_at is None:
-            return Verdict(
-                False,
-                f"no step yet, {self.lag:,} records wait; the first one compiles kernels",
+            reason = (
+                f"no step yet, {lag:,} records wait; the first one compiles kernels"
             )
+            return Verdict(False, reason)
         since_s = self._clock() - self._stepped_at
         if since_s > RECENT_S:
-            return Verdict(
-                False, f"no step for {since_s:.0f} s while {self.lag:,} records wait"
-            )
+            reason = f"no step for {since_s:.0f} s while {lag:,} records wait"
+            return Verdict(False, reason)
         return Verdict(True, "training")

@@ -1,18 +1,25 @@
-"""The catalogue's metrics as objects that can be set, on a registry that is passed in."""
+"""The catalogue's metrics on a registry that is passed in."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from itertools import product
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Histogram
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
 
 from streamer.metrics.catalogue import CATALOGUE, Metric
 
+Value = float | None | Callable[[], float]
+"""A number; None is not a number; a function is called at a scrape."""
+Values = dict[str | tuple[str, ...], Value]
+"""By the name of a metric, followed by its labels if it has some."""
 
-class Instruments:
+
+class Instruments(Collector):
     """Every metric of a catalogue, that of trainers unless another is given.
 
     Series whose labels have closed sets of values exist from the start, so that a rate
@@ -21,11 +28,9 @@ class Instruments:
 
     Examples:
         >>> instruments = Instruments(CollectorRegistry())
-        >>> instruments.set("streamer_loss", 0.5)
-        >>> instruments.rise("streamer_steps_total", 7)
-        >>> instruments.rise("streamer_steps_total", 9)
+        >>> instruments.put("learning", {"streamer_loss": 0.5, "streamer_steps_total": 9})
         >>> instruments.value("streamer_steps_total")
-        9.0
+        9
     """
 
     def __init__(
@@ -33,69 +38,56 @@ class Instruments:
     ) -> None:
         self.registry = registry
         self._catalogue = catalogue
-        self._metrics = {
-            name: _made(metric, registry) for name, metric in catalogue.items()
-        }
-        self._risen: dict[tuple[str, ...], float] = {}
-        self._series: dict[str, set[tuple[str, ...]]] = {}
+        self._values: dict[str, Values] = {}
+        self._histograms: dict[str, Histogram] = {}
         for name, metric in catalogue.items():
-            for values in product(*(label.values for label in metric.labels)):
-                series = self.series(name, *values)
-                if metric.kind == "gauge":
-                    series.set(math.nan)
-
-    def series(self, name: str, *labels: str) -> Any:
-        """One series of a metric: keep it where it is set often.
-
-        Raises:
-            ValueError: a label has a value that the catalogue does not know.
-        """
-        metric = self._catalogue[name]
-        for label, value in zip(metric.labels, labels, strict=True):
-            if label.values and value not in label.values:
-                raise ValueError(
-                    f"{name} has no {label.name} {value!r}: it has {', '.join(label.values)}"
+            if metric.kind == "histogram":
+                self._histograms[name] = Histogram(
+                    name,
+                    metric.help,
+                    [label.name for label in metric.labels],
+                    registry=registry,
+                    buckets=metric.buckets,
                 )
-        return self._metrics[name].labels(*labels) if labels else self._metrics[name]
+                for labels in product(*(label.values for label in metric.labels)):
+                    self.histogram(name, *labels)
+        registry.register(self)
 
-    def set(self, name: str, value: float | None, *labels: str) -> None:
-        """Set a gauge; None is not a number."""
-        self.series(name, *labels).set(math.nan if value is None else value)
+    def histogram(self, name: str, *labels: str) -> Histogram:
+        """One series of a histogram: keep it where it is used often."""
+        found = self._histograms[name]
+        return found.labels(*labels) if labels else found
 
-    def rise(self, name: str, total: float, *labels: str) -> None:
-        """Bring a counter up to a total that somebody else keeps, from where that total
-        was at the first time: 0.
+    def put(self, part: str, values: Values) -> None:
+        """Set all counters and gauges of a part; those that were among them before and
+        are not any more are gone.
         """
-        key = (name, *labels)
-        before = self._risen.get(key, 0.0)
-        if total > before:
-            self.series(name, *labels).inc(total - before)
-            self._risen[key] = total
+        self._values[part] = values
 
-    def replace(self, name: str, values: Mapping[tuple[str, ...], float]) -> None:
-        """Set exactly these series of a gauge; those that are not among them any more
-        are removed.
-        """
-        gone = self._series.get(name, set()) - values.keys()
-        for labels in gone:
-            self._metrics[name].remove(*labels)
-        for labels, value in values.items():
-            self.set(name, value, *labels)
-        self._series[name] = set(values)
+    def collect(self) -> Iterator[Any]:
+        """What a scrape sees of counters and gauges; called on any thread."""
+        found: dict[str, dict[tuple[str, ...], Value]] = {}
+        for values in list(self._values.values()):
+            for key, value in values.items():
+                name, *given = (key,) if isinstance(key, str) else key
+                found.setdefault(name, {})[tuple(given)] = value
+        for name, metric in self._catalogue.items():
+            if metric.kind == "histogram":
+                continue
+            is_counter = metric.kind == "counter"
+            kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+            family = kind(
+                name, metric.help, labels=[label.name for label in metric.labels]
+            )
+            closed = product(*(label.values for label in metric.labels))
+            series: dict[tuple[str, ...], Value] = dict.fromkeys(
+                closed, 0.0 if is_counter else None
+            )
+            for labels, value in (series | found.get(name, {})).items():
+                number = value() if callable(value) else value
+                family.add_metric(labels, math.nan if number is None else number)
+            yield family
 
     def value(self, name: str, **labels: str) -> float | None:
         """What a scrape would see; None if there is no such series."""
         return self.registry.get_sample_value(name, labels)
-
-
-def _made(metric: Metric, registry: CollectorRegistry) -> Any:
-    names = [label.name for label in metric.labels]
-    if metric.kind == "counter":
-        return Counter(
-            metric.name.removesuffix("_total"), metric.help, names, registry=registry
-        )
-    if metric.kind == "histogram":
-        return Histogram(
-            metric.name, metric.help, names, registry=registry, buckets=metric.buckets
-        )
-    return Gauge(metric.name, metric.help, names, registry=registry)

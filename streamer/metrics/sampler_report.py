@@ -7,22 +7,19 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from streamer.learner import Learner
-from streamer.metrics.composition import BANDS, DECILES, Doubles, Point, Ranking, curve
+from streamer.metrics.composition import Point, Ranking, curve
 from streamer.model.batch import Rows
-from streamer.model.popularity import estimation_error
 
 TOP = 10
 CURVE_POINTS = 48
-COMPARED = 2000
-"""Items at most over which the hashed estimate is compared with exact counts."""
 
 
-class Top(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Top:
     """An item that holds many slots of the cache."""
 
     item: str
@@ -41,16 +38,10 @@ class SamplerReport:
     turnover: float
     overlap: float
     age_s: float
-    slot_bands: list[float]
-    slot_deciles: list[float]
     occurrence_bands: list[float]
-    occurrence_deciles: list[float]
-    divergence: dict[str, float]
     top: list[Top]
     curve: list[Point]
     items: int
-    hash_error: float
-    collision_share: float
 
 
 class SamplerReporter:
@@ -69,38 +60,22 @@ class SamplerReporter:
         """The figures now; `before` is the cache before its latest refresh, `batch` has
         the latest batch's items.
         """
-        learner = self._learner
-        ranking = Ranking.of(learner.state.item_counts)
-        cache = learner.state.cache[learner.state.cache < len(ranking.order)]
+        state = self._learner.state
+        ranking = Ranking.of(state.item_counts)
+        cache = state.cache[state.cache < len(ranking.order)]
         rows, slots = np.unique(cache, return_counts=True)
-        occurrence = learner.state.occurrence.values(
-            ranking.order
-        )  # [N], most popular first
-        expected = ranking.shares(ranking.counts, DECILES)
-        deciles = ranking.shares_of(cache, DECILES)
-        compared = ranking.seen[:: max(1, len(ranking.seen) // COMPARED)]
+        occurrence = state.occurrence.values(ranking.order)  # [N], most popular first
         return SamplerReport(
-            slots=len(learner.state.cache),
+            slots=len(state.cache),
             distinct=len(rows),
             entropy=entropy(slots),
-            turnover=turnover(before, learner.state.cache),
+            turnover=turnover(before, state.cache),
             overlap=float(slots[np.isin(rows, batch)].sum() / max(slots.sum(), 1)),
             age_s=self._age_s(rows, slots),
-            slot_bands=ranking.shares_of(cache, BANDS).tolist(),
-            slot_deciles=deciles.tolist(),
-            occurrence_bands=ranking.shares(occurrence, BANDS).tolist(),
-            occurrence_deciles=ranking.shares(occurrence, DECILES).tolist(),
-            divergence={
-                "cache": divergence(deciles, expected),
-                "batch": divergence(ranking.shares_of(batch, DECILES), expected),
-            },
+            occurrence_bands=ranking.shares(occurrence).tolist(),
             top=self._top(rows, slots, ranking),
             curve=curve(ranking.counts, occurrence, CURVE_POINTS),
-            items=len(ranking.seen),
-            hash_error=estimation_error(
-                learner.state.hashed, learner.state.item_counts, compared
-            ),
-            collision_share=learner.state.hashed.collision_share(),
+            items=int((ranking.counts > 0).sum()),
         )
 
     def _age_s(self, rows: Rows, slots: Rows) -> float:
@@ -112,14 +87,10 @@ class SamplerReporter:
     def _top(self, rows: Rows, slots: Rows, ranking: Ranking) -> list[Top]:
         most = np.argsort(-slots, kind="stable")[:TOP]
         ranks = ranking.place[rows[most]] + 1
-        total = int(slots.sum())
-        found = zip(
-            rows[most].tolist(), slots[most].tolist(), ranks.tolist(), strict=True
-        )
-        return [
-            Top(self._learner.state.items.id_of(row), n, n / total, rank)
-            for row, n, rank in found
-        ]
+        ids = self._learner.state.items.ids_of(rows[most].tolist())
+        shares = slots[most] / slots.sum()
+        columns = (slots[most].tolist(), shares.tolist(), ranks.tolist())
+        return list(map(Top, ids, *columns))
 
 
 def entropy(counts: Rows) -> float:
@@ -134,17 +105,8 @@ def turnover(before: Rows, after: Rows) -> float:
     """
     if not len(after):
         return 0.0
-    old, old_slots = np.unique(before, return_counts=True)
-    new, new_slots = np.unique(after, return_counts=True)
-    _, at_old, at_new = np.intersect1d(
-        old, new, assume_unique=True, return_indices=True
+    size = int(max(before.max(initial=0), after.max())) + 1
+    kept = np.minimum(
+        np.bincount(before, minlength=size), np.bincount(after, minlength=size)
     )
-    return 1.0 - float(np.minimum(old_slots[at_old], new_slots[at_new]).sum()) / len(
-        after
-    )
-
-
-def divergence(found: Doubles, expected: Doubles) -> float:
-    """Kullback-Leibler divergence of one distribution from another, in nats."""
-    some = (found > 0) & (expected > 0)
-    return max(0.0, float((found[some] * np.log(found[some] / expected[some])).sum()))
+    return 1.0 - float(kept.sum()) / len(after)

@@ -7,10 +7,12 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from streamer.cache_store.state import StoreStatus
+from streamer.accounting import Accounting
+from streamer.cache_store.store import StoreStatus
 from streamer.metrics.composition import Composition, composition
 from streamer.model.ranking.ranker import influence_by_name
 from streamer.snapshot.checkpointer import SaveStats
@@ -96,9 +98,52 @@ class Status:
     """The processes that train the model together; empty for one that trains alone."""
     spread_users: int = 0
     """About how many users have events in several partitions, if that matters."""
-    accounting: dict[str, Any] = field(default_factory=dict)
+    accounting: dict[str, Any] = field(default_factory=lambda: Accounting().to_json())
+    """What became of every event, over the life of the model."""
+    this_run: dict[str, Any] = field(default_factory=lambda: Accounting().to_json())
+    """The same since the start of this process."""
     at_s: float = 0.0
     """When it was refreshed, on the monotonic clock."""
+
+    def figures(self) -> dict[str, Any]:
+        """What logs and the live page show, by name."""
+        baseline = self.best_baseline
+        return {
+            "events_per_second": round(self.events_per_second, 1),
+            "lag": sum(self.lag.values()),
+            "queued_events": self.queued_events,
+            "loss": self.loss,
+            "hit_rate_at_10": self.hit_rate,
+            "best_baseline": baseline and baseline.name,
+            "best_baseline_hit_rate_at_10": baseline and baseline.hit_rate,
+            "cache": self.cache._asdict(),
+            "checkpoint_age_s": self.checkpoint_age_s,
+            "steps": self.steps,
+            "users": self.users,
+            "items": self.items,
+            "evicted": self.evicted,
+            "warnings": self.warnings,
+            **self.accounting,
+        }
+
+    @property
+    def warnings(self) -> list[str]:
+        """What a person should know although nothing has failed."""
+        found = []
+        if self.backpressure_reason is not None:
+            found.append(f"reading stops: {self.backpressure_reason}")
+        if self.towers is not None and self.towers.adds_nothing:
+            found.append(str(self.towers))
+        return found
+
+    @property
+    def problems(self) -> list[str]:
+        """What does not respond or cannot be written to: source, store, checkpoints."""
+        store_problem = None
+        if not self.store.live:
+            store_problem = self.store.problem or "the store does not respond"
+        found = (self.source_problem, store_problem, self.saves.problem)
+        return [problem for problem in found if problem is not None]
 
 
 class StatusReport:
@@ -133,8 +178,8 @@ class StatusReport:
         self._started_at = now
         self._refreshed_at = now
         self._compose_at = now
-        self._first_events = progress.accounting.consumed
-        self._last_events = self._first_events
+        self._at_start = progress.accounting.to_json()
+        self._last_events = progress.accounting.consumed
         self._losses: list[tuple[Tensor, int]] = []  # of steps, with their events
         self._loss_sum = 0.0
         self._loss_events = 0.0
@@ -202,7 +247,16 @@ class StatusReport:
         status.store = self._sharing.status()
         if self._publisher is not None:
             status.publishing = self._publisher.status
-        status.accounting = self._progress.accounting.to_json()
+        now = self._progress.accounting.to_json()
+        status.accounting = now
+        status.this_run = {
+            name: now[name] - before
+            for name, before in self._at_start.items()
+            if name != "dead_letters"
+        }
+        letters = Counter(now["dead_letters"])
+        letters.subtract(self._at_start["dead_letters"])
+        status.this_run["dead_letters"] = dict(letters)
 
     def _average_loss(self) -> float | None:
         window = LOSS_BATCHES * self._ingest.batcher.batch_size
@@ -233,29 +287,21 @@ class StatusReport:
 
     def summary(self) -> dict[str, Any]:
         """What a program wants to know of a run that has ended."""
-        accounting = self._progress.accounting
+        consumed = self._progress.accounting.consumed
         seconds = max(self._refreshed_at - self._started_at, 1e-9)
-        events = accounting.consumed - self._first_events
+        events = consumed - self._at_start["consumed"]
         checkpoint = self._progress.last_checkpoint
-        hit_rate = None
-        baseline = None
-        if self._prequential is not None:
-            hit_rate = self._prequential.model.overall
-            baseline = self._prequential.best_baseline(overall=True)
-        return {
-            **accounting.to_json(),
+        found = self.status.figures() | {
             "events_this_run": events,
             "seconds": round(seconds, 3),
             "events_per_second": round(events / seconds, 1),
-            "steps": self._learner.state.trainer.steps,
-            "users": self.status.users,
-            "items": len(self._learner.state.items),
-            "loss": self.status.loss,
-            "hit_rate_at_10": hit_rate,
-            "best_baseline": baseline.name if baseline is not None else None,
-            "best_baseline_hit_rate_at_10": (
-                baseline.hit_rate if baseline is not None else None
-            ),
-            "cache": self.status.cache._asdict(),
             "checkpoint": str(checkpoint) if checkpoint is not None else None,
         }
+        if self._prequential is not None:
+            baseline = self._prequential.best_baseline(overall=True)
+            found |= {
+                "hit_rate_at_10": self._prequential.model.overall,
+                "best_baseline": baseline and baseline.name,
+                "best_baseline_hit_rate_at_10": baseline and baseline.hit_rate,
+            }
+        return found

@@ -66,9 +66,9 @@ def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:
     """
     topic = settings.topics[0]
     names = {ours: settings.name_of(ours) for ours in FIELDS}
-    kind = (
-        {names["event_type"]: settings.event_types[0]} if settings.event_types else {}
-    )
+    kind = {}
+    if settings.event_types:
+        kind[names["event_type"]] = settings.event_types[0]
     append: Callable[[bytes, bytes], None] | None = None
 
     def write(user: str, item: str) -> None:
@@ -105,6 +105,7 @@ def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], N
     log = EmbeddedLog(settings.data_dir)
 
     def append(key: bytes, value: bytes) -> None:
-        log.append(topic, [(key, value, round(1000 * time.time()))])
+        now_ms = round(1000 * time.time())
+        log.append(topic, [(key, value, now_ms)])
 
     return append

@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 
 from streamer.errors import CheckpointError, SourceError, StreamerError
 from streamer.event import NO_USER, EventDecoder
@@ -17,7 +17,7 @@ from streamer.serve.service import Service
 from streamer.serve.vectors import EXACT_ITEMS
 from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.places import SnapshotReader
-from streamer.sources.base import Chunk, Partition, Positions, Source
+from streamer.sources.base import Chunk, Source, StartAt
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +86,10 @@ class Follower(_Thread):
         super().close()
         self._reader.close()
 
+    def _note(self, problem: str | None) -> None:
+        super()._note(problem)
+        self._service.problem = problem
+
     def _work(self) -> None:
         service = self._service
         try:
@@ -97,13 +101,14 @@ class Follower(_Thread):
                 service.caught_up = False
                 service.load(Replica(found, self._exact_items))
                 _let_go_of_garbage()
-                logger.info("Serving %s.", found.end.id)
+                logger.info("Serving %s.", found.end)
             elif service.replica is not None:
                 service.apply(service.replica.read(found))
         except SourceError:
             raise  # nothing can be read now
         except Exception as error:
             service.refused_points += 1
+            service.refusal = str(error)
             self._reader.refuse()
             logger.warning(
                 "Refused a snapshot, waiting for the next base: %s",
@@ -147,19 +152,20 @@ class Tail(_Thread):
             return
         source = self._make_source()
         try:
-            source.open(_From(end.offsets))
+            source.open(StartAt(end.offsets))
             while not self._stop.is_set():
                 chunks = source.poll(MAX_RECORDS, POLL_S)
                 served = self._service.end
-                if served is not None and served.generation != end.generation:
-                    return  # it may have begun at older positions
+                if served is None or served.generation != end.generation:
+                    return  # what is served next may have begun at older positions
                 for chunk in chunks:
-                    self._service.observe(self._events(chunk), end.generation)
+                    events = list(self._events(chunk))
+                    self._service.observe(events, end.generation)
                 self._note(source.problem)
         finally:
             source.close()
 
-    def _events(self, chunk: Chunk) -> Iterable[Event]:
+    def _events(self, chunk: Chunk) -> Iterator[Event]:
         decoded = self._decoder.decode(chunk)
         written = dict(zip(chunk.offsets, chunk.timestamps_ms, strict=True))
         said = decoded.item_features or [None] * len(decoded)
@@ -171,25 +177,8 @@ class Tail(_Thread):
             said,
             strict=True,
         )
-        return [
-            Event(chunk.partition, at, user, item, time_s, written[at] / 1000)
-            for at, user, item, time_s, of_item in columns
-            if user != NO_USER or of_item  # nobody waits to see that an item is deleted
-        ]
-
-
-class _From:
-    """Has a source begin at given positions."""
-
-    def __init__(self, positions: Positions) -> None:
-        self._positions = positions
-
-    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        return {
-            partition: self._positions[partition]
-            for partition in partitions
-            if partition in self._positions
-        }
-
-    def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        return
+        for at, user, item, time_s, of_item in columns:
+            if user == NO_USER and not of_item:
+                continue  # nobody waits to see that an item is deleted
+            appended_s = written[at] / 1000
+            yield Event(chunk.partition, at, user, item, time_s, appended_s)

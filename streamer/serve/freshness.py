@@ -39,30 +39,21 @@ class Freshness:
     ) -> None:
         self._record = record
         self._since_s = time.time() if since_s is None else since_s
-        self._latest: dict[str, deque[tuple[float, float]]] = {
-            kind: deque(maxlen=KEPT) for kind in KINDS
-        }
+        self._latest: dict[str, deque[tuple[float, float]]] = {}
+        for kind in KINDS:
+            self._latest[kind] = deque(maxlen=KEPT)
 
-    def recent_items(self, event: Event, now: float) -> None:
-        """A request would see the event from now on."""
-        self._add("recent_items", event, now)
-
-    def new_item(self, event: Event, now: float) -> None:
-        """The event's item, which was new, can be recommended from now on."""
-        self._add("new_item", event, now)
-
-    def vectors(self, event: Event, now: float) -> None:
-        """The event is part of the model from now on."""
-        self._add("vectors", event, now)
-
-    def _add(self, kind: str, event: Event, now: float) -> None:
-        for clock, began in zip(CLOCKS, (event.time_s, event.appended_s), strict=True):
+    def add(self, kind: str, event: Event, now: float) -> None:
+        """A request sees the event from now on, in one of the `KINDS`."""
+        times_s = (event.time_s, event.appended_s)
+        for clock, began in zip(CLOCKS, times_s, strict=True):
             if began < self._since_s:
                 continue
+            wait_s = max(now - began, 0.0)
             if self._record is not None:
-                self._record(kind, clock, max(now - began, 0.0))
+                self._record(kind, clock, wait_s)
             if clock == "record":
-                self._latest[kind].append((now, max(now - began, 0.0)))
+                self._latest[kind].append((now, wait_s))
 
     def quantiles(self, now: float, last_s: float = LAST_S) -> dict[str, Any]:
         """Median and 99th percentile of the latest waits since records were written;
@@ -70,9 +61,11 @@ class Freshness:
         """
         found = {}
         for kind, seen in self._latest.items():
-            waits = [wait for at, wait in list(seen) if at >= now - last_s]
-            p50, p99 = (
-                np.percentile(waits, [50, 99]).tolist() if waits else (None, None)
-            )
+            since = now - last_s
+            waits = [wait for at, wait in list(seen) if at >= since]
+            p50 = None
+            p99 = None
+            if waits:
+                p50, p99 = np.percentile(waits, (50, 99)).tolist()
             found[f"{kind}_s"] = {"p50": p50, "p99": p99, "count": len(waits)}
         return found

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import product
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 
 from streamer.metrics.catalogue import SERVER
-from streamer.metrics.instruments import Instruments
+from streamer.metrics.instruments import Instruments, Values
 from streamer.serve.follower import Follower, Tail
 from streamer.serve.freshness import CLOCKS, KINDS
 from streamer.serve.service import Service
@@ -20,11 +21,14 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self._instruments = Instruments(self.registry, SERVER)
-        self._seconds = self._instruments.series("streamer_server_request_seconds")
+        histogram = self._instruments.histogram
+        self._seconds = histogram("streamer_server_request_seconds")
         self._waits = {}
         for kind, clock in product(KINDS, CLOCKS):
-            wait = self._instruments.series("streamer_freshness_seconds", kind, clock)
-            self._waits[kind, clock] = wait
+            self._waits[kind, clock] = histogram(
+                "streamer_freshness_seconds", kind, clock
+            )
+        self._requests: Counter[str | tuple[str, ...]] = Counter()
         self._follower: Follower | None = None
         self._tail: Tail | None = None
 
@@ -35,9 +39,7 @@ class ServerMetrics:
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         """A request was answered."""
-        self._instruments.series(
-            "streamer_server_requests_total", path, str(status)
-        ).inc()
+        self._requests["streamer_server_requests_total", path, str(status)] += 1
         self._seconds.observe(seconds)
 
     def waited(self, kind: str, clock: str, seconds: float) -> None:
@@ -46,22 +48,12 @@ class ServerMetrics:
 
     def refresh(self, service: Service) -> None:
         """Set what is looked at when somebody asks."""
-        gauges: dict[str, float | None] = dict(service.sizes())
-        gauges["ready"] = service.ready().ok
-        about = service.about() if service.replica is not None else {}
-        gauges["generation"] = about.get("generation")
-        gauges["step"] = about.get("step")
-        gauges["age_seconds"] = about.get("age_s")
+        values: Values = {"streamer_server_ready": service.ready().ok}
+        values |= self._requests
+        for name, value in service.status().items():
+            values[f"streamer_server_{name.replace('age_s', 'age_seconds')}"] = value
         if self._follower is not None:
-            gauges["following"] = self._follower.problem is None
+            values["streamer_server_following"] = self._follower.problem is None
         if self._tail is not None:
-            gauges["tailing"] = self._tail.problem is None
-        for name, value in gauges.items():
-            self._instruments.set(f"streamer_server_{name}", value)
-        totals = {
-            "deltas": service.applied_deltas,
-            "bases": service.bases,
-            "refused_points": service.refused_points,
-        }
-        for name, total in totals.items():
-            self._instruments.rise(f"streamer_server_{name}_total", total)
+            values["streamer_server_tailing"] = self._tail.problem is None
+        self._instruments.put("server", values)

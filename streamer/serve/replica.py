@@ -47,9 +47,9 @@ class Replica:
 
     def title_of(self, item: str) -> str | None:
         """What people call an item; None if nobody said."""
-        learner = self.learner
-        row = learner.state.items.row_of(item) if learner.state.titles else None
-        return None if row is None else learner.state.titles.of(row)
+        state = self.learner.state
+        row = state.items.row_of(item)
+        return None if row is None else state.titles.of(row)
 
     def read(self, snapshot: Snapshot) -> ReadDelta:
         """A delta, checked as a whole before any of it is applied.
@@ -58,17 +58,21 @@ class Replica:
             CorruptCheckpoint: it is damaged, or does not follow what was applied last.
         """
         end = snapshot.end
-        if end.is_base or end.previous != self.end.link:
-            raise CorruptCheckpoint(f"{end.id} does not follow {self.end.id}")
-        return ReadDelta(end, list(snapshot.chunks()), snapshot.arrays())
+        if end.previous != self.end.link:
+            raise CorruptCheckpoint(f"{end} does not follow {self.end}")
+        chunks = list(snapshot.chunks())
+        return ReadDelta(end, chunks, snapshot.arrays())
 
     def apply(self, delta: ReadDelta) -> None:
         """Take a delta over, all of it."""
         self._put(delta.end, delta.chunks, delta.arrays)
         if not delta.chunks:
             return  # a sign of life: nothing has changed
-        rows: list[Rows] = [c.rows for c in delta.chunks if c.kind == "items"]
-        changed = np.concatenate([*rows, np.empty(0, np.int64)])
+        rows: list[Rows] = [np.empty(0, np.int64)]
+        for chunk in delta.chunks:
+            if chunk.kind == "items":
+                rows.append(chunk.rows)
+        changed = np.concatenate(rows)
         self.learner.state.find_cold_items(changed)
         self.vectors.renew(changed, self.learner.state.items.size)
 
@@ -78,11 +82,12 @@ class Replica:
         try:
             for chunk in chunks:
                 if is_served(chunk.kind):
-                    self.learner.state.put(chunk.kind, chunk.rows, self._fitting(chunk))
+                    fitting = self._fitting(chunk)
+                    self.learner.state.put(chunk.kind, chunk.rows, fitting)
             self.learner.state.load_dense(arrays, end.meta["learner"])
         except (KeyError, ValueError) as error:
             raise CorruptCheckpoint(
-                f"{end.id} does not fit its settings: {error}"
+                f"{end} does not fit its settings: {error}"
             ) from error
         self.end = end
 
@@ -93,9 +98,8 @@ class Replica:
         if LINES not in chunk.arrays:
             return dict(chunk.arrays)
         given = chunk.arrays[LINES]
-        width = self.learner.state.trainer.model.tables[
-            table_of(chunk.kind)
-        ].lines.shape[1]
+        tables = self.learner.state.trainer.model.tables
+        width = tables[table_of(chunk.kind)].lines.shape[1]
         lines = np.zeros((len(given), width), np.float32)
         common = min(width, given.shape[1])
         lines[:, :common] = given[:, :common]

@@ -13,13 +13,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, FiniteFloat
 
 from streamer.errors import StreamerError
 from streamer.event import NO_USER
 from streamer.metrics.health import Verdict
-from streamer.model.batch import Rows
 from streamer.recommender import Recommendation, RecommendQuery
 from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
@@ -51,7 +49,7 @@ class RecommendRequest(BaseModel):
     exclude_seen: bool = True
     exclude: list[Id] = Field(default=[], max_length=MAX_IDS)
     explain: bool = False
-    features: dict[Id, str | float] | None = Field(
+    features: dict[Id, str | FiniteFloat] | None = Field(
         default=None, max_length=64, description="Of whoever the session is of."
     )
 
@@ -77,14 +75,17 @@ class Service:
         self.overlay = Overlay()
         self.caught_up = False
         """Whether everything that is published is applied."""
+        self.refusal: str | None = None
+        """Why something that is newer than what is served was refused; None if nothing
+        was.
+        """
+        self.problem: str | None = None
+        """Why what is published cannot be read now; what is served stays."""
         self.refused_points = 0
         self.applied_deltas = 0
         self.bases = 0
         self._clock = clock
         self._lock = threading.RLock()
-        self._new_items: set[str] = set()
-        self._hidden_of: tuple[frozenset[str], SnapshotEnd] | None = None
-        self._hidden_rows: Rows = np.empty(0, np.int64)
 
     @property
     def end(self) -> SnapshotEnd | None:
@@ -100,12 +101,12 @@ class Service:
         """
         with self._lock:
             before = self.replica
-            self.replica = replica
-            self.bases += 1
-            if before is not None and before.end.generation != replica.end.generation:
+            if before is None or before.end.generation != replica.end.generation:
                 self.overlay.clear()
-                self._new_items.clear()
-            learned = self._learned()
+            learned = self._learned(replica.end)
+            self.replica = replica
+            self.refusal = None
+            self.bases += 1
             now = self._clock()
         self._note(learned, now)
 
@@ -116,24 +117,31 @@ class Service:
         with self._lock:
             assert self.replica is not None, "a base comes first"
             try:
+                learned = self._learned(delta.end)
                 self.replica.apply(delta)
             except BaseException:
                 self.replica = None
                 raise
+            self.refusal = None
             self.applied_deltas += 1
-            learned = self._learned()
             now = self._clock()
         self._note(learned, now)
 
-    def _learned(self) -> list[tuple[Event, bool]]:
-        """The events that are part of the model from now on, and whether each is the
-        first of a new item.
+    def _learned(self, end: SnapshotEnd) -> list[tuple[Event, bool]]:
+        """The events that are about to become part of the model, and whether each is
+        the first of an item that it does not know yet.
         """
-        assert self.replica is not None
+        events = list(self.overlay.prune(end.offsets))
+        if self.replica is None or not events:
+            return []
+        known = self.replica.learner.state.items
+        rows = known.known([event.item for event in events])
+        new_items: set[str] = set()
         found = []
-        for event in self.overlay.prune(self.replica.end.offsets):
-            found.append((event, event.item in self._new_items))
-            self._new_items.discard(event.item)
+        for event, row in zip(events, rows.tolist(), strict=True):
+            is_new = row < 0 and event.item not in new_items
+            new_items.add(event.item)
+            found.append((event, is_new))
         return found
 
     def _note(self, learned: Iterable[tuple[Event, bool]], now: float) -> None:
@@ -141,9 +149,9 @@ class Service:
         delta, and requests wait.
         """
         for event, is_new in learned:
-            self.freshness.vectors(event, now)
+            self.freshness.add("vectors", event, now)
             if is_new:
-                self.freshness.new_item(event, now)
+                self.freshness.add("new_item", event, now)
 
     def observe(self, events: Iterable[Event], generation: int) -> None:
         """Take events in that the trainer may not have learned yet.
@@ -157,14 +165,10 @@ class Service:
             if self.replica is None or self.replica.end.generation != generation:
                 return
             now = self._clock()
-            known = self.replica.learner.state.items
-            added = [event for event in events if self.overlay.add(event)]
-            self._new_items.update(
-                event.item for event in added if known.row_of(event.item) is None
-            )
+            added = list(filter(self.overlay.add, events))
         for event in added:
             if event.user != NO_USER:
-                self.freshness.recent_items(event, now)
+                self.freshness.add("recent_items", event, now)
 
     # answers --------------------------------------------------------------------------
 
@@ -180,9 +184,15 @@ class Service:
                 "Waiting for a first snapshot: does the trainer publish (--publish-dir, "
                 "--publish-topic) or save checkpoints where this server looks?",
             )
+        if self.refusal is not None:
+            return Verdict(
+                False,
+                "Serving older state: a snapshot was refused, and every row has to come "
+                f"by again ({self.refusal})",
+            )
         if not self.caught_up:
             return Verdict(False, "deltas are being applied")
-        return Verdict(True, "")
+        return Verdict(True, self.problem or "")
 
     def about(self) -> dict[str, Any]:
         """Of which generation, step and age an answer is.
@@ -191,27 +201,33 @@ class Service:
             NotReady: nothing is served yet.
         """
         end = self._served().end
+        age_s = max(self._clock() - end.time_s, 0.0)
         return {
             "generation": end.generation,
             "step": end.step,
-            "age_s": round(max(self._clock() - end.time_s, 0.0), 3),
+            "age_s": round(age_s, 3),
         }
 
-    def sizes(self) -> dict[str, int]:
-        """How much is served."""
-        users = items = indexed_items = 0
+    def status(self) -> dict[str, float]:
+        """What is served, by the names of the metrics."""
+        found: dict[str, float] = {
+            "users": 0,
+            "items": 0,
+            "indexed_items": 0,
+            "hidden_items": len(self.hidden.ids),
+            "events_not_learned": self.overlay.waiting,
+            "events_of_others": self.overlay.of_others,
+            "deltas_total": self.applied_deltas,
+            "bases_total": self.bases,
+            "refused_points_total": self.refused_points,
+        }
         replica = self.replica
         if replica is not None:
-            users = len(replica.learner.state.users)
-            items = len(replica.learner.state.items)
-            indexed_items = replica.vectors.indexed_items
-        return {
-            "users": users,
-            "items": items,
-            "indexed_items": indexed_items,
-            "hidden_items": len(self.hidden.ids),
-            "events_not_learned": len(self.overlay),
-        }
+            found |= self.about()
+            found["users"] = len(replica.learner.state.users)
+            found["items"] = len(replica.learner.state.items)
+            found["indexed_items"] = replica.vectors.indexed_items
+        return found
 
     def similar(self, item: str, k: int, explain: bool = False) -> dict[str, Any]:
         """What users who had an item may like next.
@@ -221,7 +237,8 @@ class Service:
             UnknownItem: the model does not know it.
         """
         with self._lock:
-            if self._served().learner.state.items.row_of(item) is None:
+            known = self._served().learner.state.items
+            if known.row_of(item) is None:
                 raise UnknownItem(f"no event of this item has been learned yet: {item}")
             request = RecommendRequest(recent=[item], k=k, explain=explain)
             return {"item": item} | self.recommend(request)
@@ -275,20 +292,9 @@ class Service:
             query = recommender.user(request.user, events)
         else:
             query = recommender.session(request.recent, request.features)
-        exclude = self._find_hidden(replica)
-        if request.exclude:
-            rows = _rows_of(replica, request.exclude)
-            exclude = np.concatenate([exclude, rows])
-        return replace(query, exclude=exclude)
-
-    def _find_hidden(self, replica: Replica) -> Rows:
-        """Rows of hidden items, looked up when they or what is served have changed."""
-        now = (self.hidden.ids, replica.end)
-        before = self._hidden_of
-        if before is None or before[0] is not now[0] or before[1] is not now[1]:
-            self._hidden_rows = _rows_of(replica, self.hidden.ids)
-            self._hidden_of = now
-        return self._hidden_rows
+        left_out = [*self.hidden.ids, *request.exclude]
+        rows = replica.learner.state.items.known(left_out)
+        return replace(query, exclude=rows[rows >= 0])
 
     def _served(self) -> Replica:
         if self.replica is None:
@@ -299,33 +305,19 @@ class Service:
         return self.replica
 
 
-def _rows_of(replica: Replica, items: Iterable[str]) -> Rows:
-    """Rows of those items that the model knows."""
-    rows = []
-    for item in items:
-        row = replica.learner.state.items.row_of(item)
-        if row is not None:
-            rows.append(row)
-    return np.array(rows, np.int64)
-
-
 def _groups(
     requests: Sequence[RecommendRequest], queries: Mapping[int, RecommendQuery]
 ) -> list[list[int]]:
     """Which requests are ranked together: those for one purpose; one with features
     alone.
     """
-    alone = []
-    unseen = []
-    all_items = []
+    groups: dict[object, list[int]] = {}
     for k, query in queries.items():
+        purpose: object = requests[k].exclude_seen
         if query.features is not None:
-            alone.append([k])
-        elif requests[k].exclude_seen:
-            unseen.append(k)
-        else:
-            all_items.append(k)
-    return [group for group in (*alone, unseen, all_items) if group]
+            purpose = f"alone {k}"
+        groups.setdefault(purpose, []).append(k)
+    return list(groups.values())
 
 
 def _answer(
@@ -340,7 +332,8 @@ def _answer(
     recent = replica.learner.state.items.ids_of(query.recent)
     titles = {}
     if replica.learner.state.titles:
-        for item in (*recent, *(best.item for best in found)):
+        named = [best.item for best in found]
+        for item in recent + named:
             title = replica.title_of(item)
             if title is not None:
                 titles[item] = title
@@ -361,7 +354,10 @@ def _add_reasons(
     items: Sequence[dict[str, Any]],
 ) -> None:
     ids = [item["item"] for item in items]
-    reasons = replica.recommender.reasons(query, ids, exclude_seen=request.exclude_seen)
+    exclude_seen = request.exclude_seen
+    reasons = replica.recommender.reasons(query, ids, exclude_seen=exclude_seen)
     for item, why in zip(items, reasons, strict=True):
-        recent = [{"item": id, "nearness": nearness} for id, nearness in why.recent]
+        recent = []
+        for near, nearness in why.recent:
+            recent.append({"item": near, "nearness": nearness})
         item["reasons"] = {"parts": why.parts, "recent": recent}

@@ -81,7 +81,9 @@ class KeptVectors(Retriever):
         """
         self._make_room(size)
         # Rows beyond `size` belong to no item yet.
-        rows = rows[rows < size] if self._by_row else np.arange(size)
+        rows = rows[rows < size]
+        if not self._by_row:
+            rows = np.arange(size)
         for start in range(0, len(rows), CHUNK_ITEMS):
             part = rows[start : start + CHUNK_ITEMS]
             vectors = self._item_vectors(part)
@@ -108,13 +110,17 @@ class KeptVectors(Retriever):
             if latest_users is users and latest_recent is recent:
                 return vectors
         model = self.trainer.model
-        model.user.grow(int(users.max(initial=-1)) + 1)
+        size = int(users.max(initial=-1)) + 1
+        model.user.grow(size)
+        recent_items = None
+        if recent is not None:
+            recent_items = torch.from_numpy(recent)
         vectors = model.queries(
             TouchedRows(self.trainer.device),
             users,
             torch.arange(len(users)),
             self._kept,
-            torch.from_numpy(recent) if recent is not None else None,
+            recent_items,
         )
         self._latest_queries = (users, recent, vectors)
         return vectors
@@ -126,14 +132,16 @@ class KeptVectors(Retriever):
         queries = self.queries(users, recent).numpy()
         if recent is None:
             recent = np.empty((len(users), 0), np.int32)
+        kept = self._kept.numpy()
         found = np.empty((len(items), len(Similarity)), np.float32)
-        compare(queries, self._kept.numpy(), self._lengths, recent, first, items, found)
+        compare(queries, kept, self._lengths, recent, first, items, found)
         return found
 
     def items(self, size: int | None = None) -> Items:
         """The vectors of all known items, or of the first `size`; a view."""
-        end = self._size if size is None else min(size, self._size)
-        return Items(self._kept[:end])
+        if size is None or size > self._size:
+            size = self._size
+        return Items(self._kept[:size])
 
     @torch.no_grad()
     def top(
@@ -142,21 +150,27 @@ class KeptVectors(Retriever):
         users: Rows,
         count: int,
         recent: Recent | None = None,
-        excluded: list[Rows] | None = None,
+        *,
+        exact: bool = False,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """See `Retriever.top`; approximately, if there is an index."""
+        """See `Retriever.top`; approximately, if there is an index and they need
+        not be exact.
+        """
         self._take_over_index()
-        if self._index is None or excluded or count > MAX_SEARCHED:
-            return super().top(items, users, count, recent, excluded)
+        if self._index is None or exact or count > MAX_SEARCHED:
+            return super().top(items, users, count, recent)
         queries = self.queries(users, recent)
         scores, rows = self._index.search(queries.numpy(), count)  # [B, count]
-        scores[(rows < 0) | self._changed.marks(rows)] = -np.inf
+        is_left_out = (rows < 0) | self._changed.marks(rows)
+        scores[is_left_out] = -np.inf
         fresh, vectors = self._changed.rows(self._kept)
         if len(fresh):
-            rows = np.concatenate([rows, np.tile(fresh, (len(users), 1))], axis=1)
+            fresh_rows = np.tile(fresh, (len(users), 1))
+            rows = np.concatenate([rows, fresh_rows], axis=1)
             fresh_scores = torch.mm(queries, vectors.T).numpy()
             scores = np.concatenate([scores, fresh_scores], axis=1)
-        best = np.argsort(-scores, axis=1, kind="stable")[:, :count]
+        order = np.argsort(-scores, axis=1, kind="stable")
+        best = order[:, :count]
         rows = np.take_along_axis(rows, best, 1)
         scores = np.take_along_axis(scores, best, 1)
         return np.where(np.isfinite(scores), rows, -1), scores
@@ -173,7 +187,8 @@ class KeptVectors(Retriever):
         if self._size <= self._exact_items or self._next is not None:
             return
         if (self._index is None or is_old) and has_faiss():
-            self._next = _IndexBuild(self._kept[: self._size].clone().numpy())
+            vectors = self._kept[: self._size].clone()
+            self._next = _IndexBuild(vectors.numpy())
 
     def _take_over_index(self) -> None:
         if self._next is None or self._next.thread.is_alive():

@@ -7,10 +7,9 @@
     writer         the thread that writes beside training
     lease          which start may write into a directory: the newest generation
     directory      snapshots as files: whole or not at all, chains, checks
-    store          the directory of checkpoints: saving, pins, what is kept, copies
-    checkpointer   when a checkpoint is saved, and what is in it
-    resume         which checkpoint a run resumes from
-    publisher      deltas and bases for servers, without optimizer state
+    store          the directory of checkpoints: saving, what is kept, copies
+    checkpointer   when a checkpoint is saved, what is in it, and how a run resumes
+    publisher      deltas for servers, without optimizer state
     places         where servers find them: a directory, published or of checkpoints
     topic          the same as a topic of Kafka
 
@@ -25,14 +24,11 @@ the first `sharing`, `ingest` and `accounting`.
 from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.frames import RowChunk, pack_chunk, unpack_chunk
 from streamer.snapshot.store import CheckpointStore
-from streamer.snapshot.strings import pack_strings, unpack_strings
 
 __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "RowChunk",
     "pack_chunk",
-    "pack_strings",
     "unpack_chunk",
-    "unpack_strings",
 ]

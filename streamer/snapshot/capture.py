@@ -81,13 +81,8 @@ class Capture:
         self._queue: deque[RowChunk] = deque()
         self._queued_bytes = 0
         self._changed = threading.Condition()  # guards the queue and what follows
-        self._is_copied = False
         self._is_complete = False
         self._is_abandoned = False
-        self.more_comes = False
-        """Whether somebody adds chunks of other rows: it is not complete before that
-        ends.
-        """
         self.seconds = 0.0
         """Time that the training thread has spent on it since the last step."""
         self._advanced_at = clock()
@@ -97,11 +92,6 @@ class Capture:
     def is_over(self) -> bool:
         """Whether nothing is left to copy."""
         return self._is_complete or self._is_abandoned
-
-    @property
-    def has_rows_left(self) -> bool:
-        """Whether there are rows to copy."""
-        return not (self._is_copied or self.is_over)
 
     @property
     def is_full(self) -> bool:
@@ -135,34 +125,10 @@ class Capture:
         if (found := next(self._left, None)) is not None:
             self._copy(*found)
             return True
-        self._is_copied = True
         with self._changed:
-            self._is_complete = not (self._is_abandoned or self.more_comes)
+            self._is_complete = not self._is_abandoned
             self._changed.notify_all()
         return False
-
-    def copy_all(self) -> list[RowChunk]:
-        """All rows, copied at once: for few of them."""
-        while self.copy_slice():
-            pass
-        self.close()
-        return self.take_copied()
-
-    def take_copied(self) -> list[RowChunk]:
-        """The copies that wait, without waiting for more."""
-        with self._changed:
-            copied = list(self._queue)
-            self._queue.clear()
-            self._queued_bytes = 0
-            self._changed.notify_all()
-        return copied
-
-    def add(self, chunk: RowChunk) -> None:
-        """Let `chunks` return this one, too."""
-        with self._changed:
-            self._queue.append(chunk)
-            self._queued_bytes += _size_bytes(chunk)
-            self._changed.notify_all()
 
     def finish(self) -> None:
         """Copy all that is left, as fast as it is written."""
@@ -234,7 +200,10 @@ class Capture:
         self._waits[kind][rows] = False
         fitting = SLICE_BYTES * len(rows) // (_size_bytes(chunk) + 1)
         self._slice_rows[kind] = min(max(fitting, CHUNK_ROWS // 4), 8 * CHUNK_ROWS)
-        self.add(chunk)
+        with self._changed:
+            self._queue.append(chunk)
+            self._queued_bytes += _size_bytes(chunk)
+            self._changed.notify_all()
 
 
 def marked(rows: Rows) -> NDArray[np.bool_]:

@@ -11,12 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from streamer.snapshot.frames import Arrays, RowChunk
-from streamer.snapshot.snapshot import Link, Snapshot, SnapshotEnd
+from streamer.snapshot.snapshot import Link, Snapshot, SnapshotEnd, SnapshotFile
 
-MAX_DELTAS = 250
-"""A new base is due when there are more, however small they are: each is a file to open
-at a restart.
-"""
 PARTS = "parts"
 """In the meta of a checkpoint that has users in further directories: name of the
 directory, number and checksum of each.
@@ -28,59 +24,6 @@ class ChainLink(NamedTuple):
 
     link: Link
     size_bytes: int
-
-
-class Chain:
-    """What the next delta is added to; decides whether the next snapshot is a base.
-
-    Args:
-        max_deltas: see `MAX_DELTAS`.
-        min_bytes: deltas may become as large as this, however small their base is.
-    """
-
-    def __init__(self, max_deltas: int = MAX_DELTAS, min_bytes: int = 0) -> None:
-        self.links: list[ChainLink] = []
-        """Base first; empty if the next snapshot has to be a base."""
-        self._max_deltas = max_deltas
-        self._min_bytes = min_bytes
-
-    @property
-    def last(self) -> Link | None:
-        """The state that the next delta changes; None if there is none."""
-        links = self.links
-        return links[-1].link if links else None
-
-    @property
-    def base_bytes(self) -> int:
-        """Size of the base."""
-        return self.links[0].size_bytes if self.links else 0
-
-    @property
-    def delta_bytes(self) -> int:
-        """Size of all deltas since the base."""
-        return sum(one.size_bytes for one in self.links[1:])
-
-    @property
-    def wants_base(self) -> bool:
-        """Whether the next snapshot is to hold every row: there is no chain, it is too
-        long, or its deltas outweigh its base.
-        """
-        if not self.links or len(self.links) > self._max_deltas:
-            return True
-        return self.delta_bytes > max(self.base_bytes, self._min_bytes)
-
-    def add_delta(self, link: Link, size_bytes: int) -> None:
-        """Go on with a delta that was written."""
-        self.links = [*self.links, ChainLink(link, size_bytes)]
-
-    def add_base(self, link: Link, size_bytes: int) -> None:
-        """Go on from a base; deltas after its state stay."""
-        later = [one for one in self.links if one.link.number > link.number]
-        self.links = [ChainLink(link, size_bytes), *later]
-
-    def clear(self) -> None:
-        """Make the next snapshot a base."""
-        self.links = []
 
 
 class Checkpoint:
@@ -131,7 +74,7 @@ class Checkpoint:
     def arrays(self) -> Arrays:
         """What is not rows."""
         arrays = self.chain[-1].arrays()
-        if self.users != self._first_rows[1]:
+        if len(self._chains) > 1:
             arrays = with_users(arrays, self.users)
         return arrays
 
@@ -144,10 +87,15 @@ class Checkpoint:
             return []
         return [ChainLink(one.end.link, one.size_bytes) for one in self.chain]
 
+    def files(self) -> list[SnapshotFile]:
+        """All files that are needed to restore it, each after those that it needs."""
+        every = [one for chain in reversed(self._chains) for one in chain]
+        return [one for one in every if isinstance(one, SnapshotFile)]
+
     @property
     def size_bytes(self) -> int:
         """Of all files that are needed to restore it."""
-        return sum(one.size_bytes for chain in self._chains for one in chain)
+        return sum(one.size_bytes for one in self.files())
 
 
 def with_users(arrays: Arrays, users: int) -> Arrays:

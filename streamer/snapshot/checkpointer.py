@@ -11,24 +11,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
+import torch
+
 from streamer.accounting import Accounting
-from streamer.errors import Superseded
+from streamer.errors import CheckpointError, CorruptCheckpoint, Superseded
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.learner import Learner, checkpoint_meta
 from streamer.model.rows.changes import ChangedRows
+from streamer.model.settings import LearnerSettings
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot.capture import Capture, CaptureAbandoned, marked
 from streamer.snapshot.chain import Checkpoint
-from streamer.snapshot.frames import Arrays, RowChunk, Rows
-from streamer.snapshot.resume import load_chosen, warn_of_differences
+from streamer.snapshot.directory import SnapshotDirectory, number_of
+from streamer.snapshot.frames import RowChunk, Rows
 from streamer.snapshot.snapshot import positions_from_json, positions_to_json
 from streamer.snapshot.store import CheckpointStore
 from streamer.snapshot.writer import SnapshotWriter
 
 logger = logging.getLogger(__name__)
-
-SHARED = "sharing."
-"""Begins the names of arrays that belong to what is shared."""
 
 
 class Restored(NamedTuple):
@@ -38,7 +39,7 @@ class Restored(NamedTuple):
     offsets: OffsetLedger
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class SaveStats:
     """What became of the checkpoints of this process."""
 
@@ -55,20 +56,6 @@ class SaveStats:
     deltas: int = 0  # since the last base
     base_bytes: int = 0
     delta_bytes: int = 0  # of all deltas since the last base
-
-
-@dataclass(slots=True)
-class Save:
-    """A checkpoint on its way to the disk."""
-
-    capture: Capture
-    arrays: Arrays
-    meta: dict[str, Any]
-    is_base: bool
-    unsafe: dict[str, Rows]
-    events: int
-    taken_at: float
-    done: Callable[[bool], None]
 
 
 class Checkpointer:
@@ -112,7 +99,6 @@ class Checkpointer:
         self._safe_at = clock()
         self._safe_events = 0
         self._stats = SaveStats()
-        self._longest_pause_s = 0.0
         self.path: Path | None = None
         """The newest checkpoint that is safe on disk."""
         self.begun = False
@@ -137,12 +123,11 @@ class Checkpointer:
             learner.state.take(kind, self._changed.take(kind))
         if found is None:
             return Restored(Accounting(), OffsetLedger())
-        warn_of_differences(learner.settings, found)
+        _warn_of_differences(learner.settings, found)
         meta = found.meta
         positions = positions_from_json(meta["positions"])
         accounting = Accounting.from_json(meta["accounting"])
-        shared = _shared(found.arrays())
-        sharing.restore(shared, meta.get("sharing", {}), found.end.offsets)
+        sharing.restore(meta.get("sharing", {}), positions)
         self.path = found.path
         self.begun = True
         self._origin = self._origin or meta.get("origin")
@@ -156,7 +141,7 @@ class Checkpointer:
         if self._start_from is None:
             return self._store.load()
         self._origin = str(self._start_from.resolve())
-        return load_chosen(self._store, self._start_from)
+        return _load_chosen(self._store, self._start_from)
 
     def _put(self, learner: Learner, found: Checkpoint) -> None:
         learner.state.restore(found.chunks(), found.arrays(), found.meta["learner"])
@@ -196,7 +181,7 @@ class Checkpointer:
         self._tried_at = self._clock()
         self._tried_events = events
         self.begun = True
-        self._stats = replace(self._stats, problem=problem)
+        self._stats.problem = problem
 
     def save(
         self,
@@ -225,13 +210,11 @@ class Checkpointer:
         if self._capture is not None:
             self._capture.abandon()
             self._let_go()
-        # 2. sharing first: it may put into the learner what has come from others
-        shared, shared_values = sharing.save()
+        # 2.
         arrays, values = learner.state.dense()
-        arrays |= {f"{SHARED}{name}": array for name, array in shared.items()}
         meta = checkpoint_meta(learner.settings, values) | {
             "step": learner.state.trainer.steps,
-            "sharing": shared_values,
+            "sharing": sharing.save(),
             "positions": positions_to_json(offsets.positions),
             "accounting": accounting.to_json(),
             "origin": self._origin,
@@ -240,15 +223,30 @@ class Checkpointer:
         is_base = self._store.wants_base or self._changed is None
         capture = self._begin_capture(learner, is_base)
         # 4.
-        self._tried_at = self._clock()
-        self._tried_events = accounting.consumed
-        self.begun = True
-        save = Save(
-            capture, arrays, meta, is_base, self._unsafe,
-            accounting.consumed, self._tried_at, done,
-        )  # fmt: skip
+        unsafe = self._unsafe
+        events = accounting.consumed
+        taken_at = self._clock()
         chunks = self._with_seal(capture.chunks(), meta)
-        self._writer.submit(lambda: self._write(save, chunks))
+
+        def write() -> None:
+            try:
+                path = self._store.save(chunks, arrays, meta, base=is_base)
+            except CaptureAbandoned:
+                return  # a newer one took its place, and holds what waits for this one
+            except Exception as error:
+                capture.abandon()
+                self._note_failure(error)
+                done(False)
+                return
+            if self._unsafe is unsafe:
+                self._unsafe = {}
+            self._note_safe(path, events, taken_at)
+            done(True)
+
+        self._tried_at = taken_at
+        self._tried_events = events
+        self.begun = True
+        self._writer.submit(write)
         self._capture = capture
         capture.seconds += time.perf_counter() - started
         self.advance()
@@ -266,6 +264,21 @@ class Checkpointer:
             wanted[kind] = learner.state.used(kind) if is_base else marked(changed)
         return Capture(learner.state, wanted)
 
+    def _note_failure(self, error: Exception) -> None:
+        logger.error("Saving a checkpoint failed, will retry: %s", error)
+        self._error = error
+        self._stats.failed += 1
+        self._stats.problem = str(error)
+
+    def _note_safe(self, path: Path, events: int, taken_at: float) -> None:
+        self.path = path
+        self._error = None
+        self._safe_events = events
+        self._safe_at = taken_at
+        self._stats.saved += 1
+        self._stats.seconds = self._clock() - taken_at
+        self._stats.problem = None
+
     def _kinds(self, learner: Learner) -> tuple[str, ...]:
         """The kinds of rows that are saved here."""
         return learner.state.kinds()
@@ -282,7 +295,8 @@ class Checkpointer:
         if capture is None:
             return
         paused_s = capture.advance_step(idle=idle)
-        self._longest_pause_s = max(self._longest_pause_s, paused_s)
+        stats = self._stats
+        stats.longest_pause_s = max(stats.longest_pause_s, paused_s)
         if capture.is_over:
             self._let_go()
 
@@ -296,31 +310,6 @@ class Checkpointer:
         if self._capture is not None:
             self._capture.close()
             self._capture = None
-
-    def _write(self, save: Save, chunks: Iterator[RowChunk]) -> None:
-        """Write a checkpoint, and note what became of it, on the thread that writes."""
-        try:
-            path = self._store.save(chunks, save.arrays, save.meta, base=save.is_base)
-        except CaptureAbandoned:
-            return  # a newer one took its place, and holds whatever waits for this one
-        except Exception as error:
-            save.capture.abandon()
-            logger.error("Saving a checkpoint failed, will retry: %s", error)
-            self._error = error
-            failed = self._stats.failed + 1
-            self._stats = replace(self._stats, failed=failed, problem=str(error))
-            save.done(False)
-            return
-        if self._unsafe is save.unsafe:
-            self._unsafe = {}
-        self.path = path
-        self._error = None
-        self._safe_events = save.events
-        self._safe_at = save.taken_at
-        saved = self._stats.saved + 1
-        seconds = self._clock() - save.taken_at
-        self._stats = replace(self._stats, saved=saved, seconds=seconds, problem=None)
-        save.done(True)
 
     # what became of them --------------------------------------------------------------
 
@@ -342,16 +331,14 @@ class Checkpointer:
 
     def stats(self, events: int) -> SaveStats:
         """Return what became of the checkpoints so far, when `events` are consumed."""
-        chain = self._store.chain
-        sizes = [one.size_bytes for one in chain.links]
+        sizes = [one.size_bytes for one in self._store.links]
         return replace(
             self._stats,
             unsaved_events=events - self._safe_events,
-            longest_pause_s=self._longest_pause_s,
             size_bytes=sizes[-1] if sizes else None,
             deltas=len(sizes[1:]),
-            base_bytes=chain.base_bytes,
-            delta_bytes=chain.delta_bytes,
+            base_bytes=sum(sizes[:1]),
+            delta_bytes=sum(sizes[1:]),
         )
 
     @property
@@ -372,10 +359,61 @@ class Checkpointer:
             raise self._error
 
 
-def _shared(arrays: Arrays) -> Arrays:
-    """The arrays that belong to what is shared, by their own names."""
-    found = {}
-    for name, array in arrays.items():
-        if name.startswith(SHARED):
-            found[name.removeprefix(SHARED)] = array
-    return found
+def _load_chosen(store: CheckpointStore, path: Path) -> Checkpoint:
+    """The state at a chosen checkpoint; or the newest, if the run has gone on from the
+    chosen one already: after a restart.
+
+    Raises:
+        CheckpointError: there is no such checkpoint, or it is damaged.
+    """
+    newest = None
+    try:
+        newest = store.load(prune=False)  # or the chosen one may go
+    except CorruptCheckpoint as error:
+        logger.warning("%s", error)
+    if newest is not None and newest.meta.get("origin") == str(path.resolve()):
+        logger.info(
+            "The run has started from %s before: it resumes from %s.",
+            path, newest.path,
+        )  # fmt: skip
+        return newest
+    number = number_of(path)
+    if not path.is_file():
+        raise CheckpointError(
+            f"there is no checkpoint {path}: give the path of a .base or .delta file"
+        )
+    later = store.paths()
+    if path.parent.resolve() == store.directory.resolve():
+        chosen = store.load_number(number)
+        later = [one for one in later if number_of(one) > number]
+    else:
+        chosen = SnapshotDirectory(path.parent).load_number(number)
+        store.links = []
+    if later:
+        logger.warning(
+            "Starting from %s: %s to %s are superseded. They are removed as old "
+            "checkpoints are; `streamer checkpoint copy` keeps one.",
+            path, later[0].name, later[-1].name,
+        )  # fmt: skip
+    return chosen
+
+
+def _warn_of_differences(settings: LearnerSettings, found: Checkpoint) -> None:
+    """Log settings and threads that are not those of the run that wrote a checkpoint."""
+    theirs = found.meta["threads"]
+    ours = torch.get_num_threads()
+    if theirs != ours:
+        logger.warning(
+            "%s was written with %d CPU threads, this run has %d: sums are rounded "
+            "otherwise, so the weights will not be the same to the last bit; "
+            "--threads %d keeps them so.",
+            found.path, theirs, ours, theirs,
+        )  # fmt: skip
+    as_saved: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
+    for name, now in as_saved.items():
+        before = found.meta["settings"].get(name)
+        if before != now:
+            logger.warning(
+                "The setting %s was %s in %s, and is %s now.",
+                name, before, found.path.name, now,
+            )  # fmt: skip

@@ -1,11 +1,8 @@
 """A directory of snapshots: names, whole files, and the chains that they form.
 
-    DIR/ckpt-00000000000000000042.base    every row
-    DIR/ckpt-00000000000000000043.delta   the rows that changed since 42
-    DIR/.tmp-...                          being written
-
-A published base has the number of the delta whose state it repeats, so that both may be
-there; a base of a checkpoint has a number of its own.
+DIR/ckpt-00000000000000000042.base    every row
+DIR/ckpt-00000000000000000043.delta   the rows that changed since 42
+DIR/.tmp-...                          being written
 """
 
 from __future__ import annotations
@@ -16,8 +13,9 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
-from streamer.errors import CheckpointError, CorruptCheckpoint
+from streamer.errors import CheckpointError, CorruptCheckpoint, StreamerError
 from streamer.snapshot.chain import PARTS, Checkpoint
 from streamer.snapshot.snapshot import Link, SnapshotFile
 
@@ -51,13 +49,12 @@ class SnapshotDirectory:
         """All snapshots, oldest first, without looking into them."""
         if not self.directory.is_dir():
             return []
-        found = (path for path in self.directory.iterdir() if NAME.fullmatch(path.name))
-        return sorted(found, key=lambda path: (path.stem, path.suffix == ".base"))
+        return sorted(
+            one for one in self.directory.iterdir() if NAME.fullmatch(one.name)
+        )
 
     def numbers(self) -> dict[int, Path]:
-        """The snapshots by their numbers, ascending; of a base and a delta of the same
-        number, the base.
-        """
+        """The snapshots by their numbers, ascending."""
         return {number_of(path): path for path in self.paths()}
 
     def write(
@@ -104,26 +101,23 @@ class SnapshotDirectory:
             IncompatibleCheckpoint: the newest was written by another version of
                 Streamer.
         """
-        found, problems = self._find_whole()
-        for problem, numbers in problems.items():
-            logger.warning(
-                "Skipped %d unusable checkpoint%s, trying the one before: %s",
-                len(numbers), "s" if len(numbers) > 1 else "", problem,
-            )  # fmt: skip
-        return found
-
-    def _find_whole(self) -> tuple[Checkpoint | None, dict[str, list[int]]]:
-        """The newest whole state, and which newer snapshots cannot be used, by reason."""
         while numbers := self.numbers():
             checked: Checked = {}
             problems: dict[str, list[int]] = {}
             for number in reversed(numbers):
                 try:
-                    return self.with_parts(self.read_chain(number, checked)), problems
+                    found = self.with_parts(self.read_chain(number, checked))
                 except CorruptCheckpoint as error:
                     # a trainer beside us may have removed it: then there are newer ones
                     if numbers[number].exists():
                         problems.setdefault(str(error), []).append(number)
+                    continue
+                for problem, skipped in problems.items():
+                    logger.warning(
+                        "Skipped %d unusable checkpoint%s, trying the one before: %s",
+                        len(skipped), "s" if len(skipped) > 1 else "", problem,
+                    )  # fmt: skip
+                return found
             if sum(map(len, problems.values())) == len(numbers):
                 raise CorruptCheckpoint(
                     f"every checkpoint in {self.directory} is corrupt: "
@@ -131,7 +125,7 @@ class SnapshotDirectory:
                     "another checkpoint directory"
                 )
             # a trainer removed what we found: look again
-        return None, {}
+        return None
 
     def load_number(self, number: int) -> Checkpoint:
         """The state at one snapshot.
@@ -173,62 +167,61 @@ class SnapshotDirectory:
         return Checkpoint(chain, parts)
 
     def read_chain(
-        self, number: int, checked: Checked, *, whole: bool = True
+        self, number: int, checked: Checked | None = None
     ) -> list[SnapshotFile]:
         """A snapshot and all that it needs, base first.
 
         Args:
             number: of the snapshot.
-            checked: remembers what was checked before.
-            whole: whether all their bits are checked; else only their ends are, and the
-                files are closed again.
+            checked: remembers which files were checked; None: only their ends are read,
+                and the files are closed again.
 
         Raises:
             CorruptCheckpoint: one of them is damaged or missing.
         """
-        snapshot = self._check(number, None, checked, whole)
+        snapshot = self._open(number, checked)
         chain = [snapshot]
-        while not snapshot.end.is_base:
+        first = snapshot.end.first
+        if not first:
+            raise CorruptCheckpoint(f"{snapshot.path}: more rows are still to come")
+        while snapshot.end.number > first:
             wanted = snapshot.end.previous
             if wanted is None:
                 raise CorruptCheckpoint(
                     f"{snapshot.path} does not name what it changes"
                 )
-            snapshot = self._check(wanted.number, wanted, checked, whole)
+            snapshot = self._open(wanted.number, checked)
+            if snapshot.end.link != wanted:
+                raise CorruptCheckpoint(
+                    f"a later delta does not continue {snapshot.path}: their checksums differ"
+                )
             chain.append(snapshot)
         return chain[::-1]
 
-    def _check(
-        self, number: int, wanted: Link | None, checked: Checked, whole: bool
-    ) -> SnapshotFile:
-        """The base of this number, or the delta, with the state that is wanted."""
-        problem = CorruptCheckpoint(
-            f"{self.directory}/ckpt-{number:020d}, which later ones need, is missing"
-        )
-        for is_base in (True, False):
-            path = self.path(number, is_base=is_base)
-            if path not in checked:
-                if not path.exists():
-                    continue
-                try:
-                    found = SnapshotFile(path)
-                    if whole:
-                        found.check()
-                    else:
-                        found.close()
-                    checked[path] = found
-                except CorruptCheckpoint as error:
-                    checked[path] = error
-            known = checked[path]
-            if isinstance(known, CorruptCheckpoint):
-                problem = known
-            elif wanted is not None and known.end.link != wanted:
-                problem = CorruptCheckpoint(
-                    f"a later delta does not continue {path}: their checksums differ"
-                )
-            else:
-                return known
-        raise problem
+    def _open(self, number: int, checked: Checked | None) -> SnapshotFile:
+        """The snapshot of a number."""
+        path = self.path(number, is_base=True)
+        if not path.exists():
+            path = self.path(number, is_base=False)
+        if not path.exists():
+            raise CorruptCheckpoint(
+                f"{self.directory}/{path.stem}, which later ones need, is missing"
+            )
+        if checked is None:
+            found = SnapshotFile(path)
+            found.close()
+            return found
+        if path not in checked:
+            try:
+                found = SnapshotFile(path)
+                found.check()
+                checked[path] = found
+            except CorruptCheckpoint as error:
+                checked[path] = error
+        known = checked[path]
+        if isinstance(known, CorruptCheckpoint):
+            raise known
+        return known
 
 
 def number_of(path: Path) -> int:
@@ -243,6 +236,31 @@ def number_of(path: Path) -> int:
             f"there is no checkpoint {path}: give the path of a .base or .delta file"
         )
     return int(match[1])
+
+
+@contextlib.contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of another when it is whole and on disk.
+
+    Raises:
+        StreamerError: the system does not let us write.
+    """
+    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        raise StreamerError(
+            f"cannot write {path}: {error.strerror or error}. Check its directory, "
+            "permissions and free space"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def sync_to_disk(path: Path) -> None:

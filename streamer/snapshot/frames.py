@@ -2,9 +2,8 @@
 itself.
 
     frame   = "STRM", CRC-32 of the payload (4 bytes), length of the payload (8 bytes), payload
-    payload = length of the header (8 bytes), header, arrays one after the other
+    payload = msgpack: kind, values as JSON, and of each array its name, dtype, shape and bytes
             | the same compressed by zstd, with each array by planes: the first bytes of all its numbers, the second ...
-    header  = JSON: dtype, shape and place of each array by its name; `kind` and `values` as `__metadata__`
 
 Frames are put one after the other into a file or the records of a topic, and are sent
 one by one between trainers. What is not rows goes into a frame of a kind of its own,
@@ -16,9 +15,10 @@ from __future__ import annotations
 import json
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
@@ -37,13 +37,8 @@ COMPRESSION = 1
 """Level of zstd: higher ones are slower, and save nothing more of what is learned."""
 ROWS = "rows"
 """The name of the array with a chunk's rows; no other may have it."""
-
-_DTYPES = {
-    "F64": np.float64, "F32": np.float32, "F16": np.float16,
-    "I64": np.int64, "I32": np.int32, "I16": np.int16, "I8": np.int8,
-    "U64": np.uint64, "U32": np.uint32, "U16": np.uint16, "U8": np.uint8, "BOOL": np.bool_,
-}  # fmt: skip
-_NAMES = {np.dtype(dtype): name for name, dtype in _DTYPES.items()}
+STORED_KINDS = "fiub"
+"""Kinds of dtypes that can be stored: numbers and truth values."""
 
 
 class RowChunk(NamedTuple):
@@ -55,6 +50,16 @@ class RowChunk(NamedTuple):
     rows: Rows
     arrays: Arrays
     values: Mapping[str, Any] = {}
+
+
+class _Payload(msgspec.Struct, array_like=True):
+    kind: str
+    values: str
+    arrays: dict[str, tuple[str, list[int], memoryview]]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Payload).decode
 
 
 def pack_chunk(
@@ -71,69 +76,38 @@ def pack_chunk(
         CheckpointError: an array has a type that cannot be stored, or `values` are not
             JSON.
     """
-    header: dict[str, Any] = {
-        "__metadata__": {"kind": kind, "values": _to_json(values or {})}
-    }
-    parts: list[Any] = []
-    end = 0
-    named = {ROWS: rows, **arrays}
-    # the widest numbers come first, so that each array is aligned
-    for name in sorted(named, key=lambda name: -named[name].dtype.itemsize):
-        array = np.asarray(named[name])
-        block = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
-        if block.dtype not in _NAMES:
+    packed = {}
+    for name, array in {ROWS: rows, **arrays}.items():
+        if array.dtype.kind not in STORED_KINDS:
             raise CheckpointError(
                 f"array {name!r} of dtype {array.dtype} cannot be stored"
             )
-        header[name] = {
-            "dtype": _NAMES[block.dtype],
-            "shape": array.shape,
-            "data_offsets": [end, end + block.nbytes],
-        }
+        block = np.ascontiguousarray(array, array.dtype.newbyteorder("="))
         planes = block.reshape(-1).view(np.uint8).reshape(-1, block.itemsize)
-        parts.append(np.ascontiguousarray(planes.T if compress else planes))
-        end += block.nbytes
-    described = _to_json(header).encode()
-    described += b" " * (-len(described) % 8)
-    parts[:0] = [len(described).to_bytes(8, "little"), described]
+        held = np.ascontiguousarray(planes.T if compress else planes)
+        packed[name] = (block.dtype.str, list(array.shape), held.data)
+    try:
+        text = json.dumps(values or {}, separators=(",", ":"))
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"a checkpoint's values must be JSON: {error}") from error
+    payload = _encode(_Payload(kind, text, packed))
     if compress:
-        parts = [zstandard.ZstdCompressor(COMPRESSION).compress(b"".join(parts))]
-    crc32 = length = 0
-    for part in parts:
-        crc32 = zlib.crc32(part, crc32)
-        length = length + memoryview(part).nbytes
-    return b"".join([HEADER.pack(MAGIC, crc32, length), *parts])
+        payload = zstandard.ZstdCompressor(COMPRESSION).compress(payload)
+    return HEADER.pack(MAGIC, zlib.crc32(payload), len(payload)) + payload
 
 
 def unpack_chunk(frame: bytes | bytearray | memoryview) -> RowChunk:
-    """The chunk of a frame. Unless it is compressed, its arrays are views of it: they
-    can be written to only if it can.
+    """The chunk of a frame.
 
     Raises:
         CorruptCheckpoint: the frame is not as it was packed.
     """
     view = memoryview(frame)
     crc32, length = frame_header(view[: HEADER.size])
-    if len(view) != HEADER.size + length:
-        raise CorruptCheckpoint(
-            f"a frame has {len(view)} bytes instead of {HEADER.size + length}"
-        )
-    if zlib.crc32(view[HEADER.size :]) != crc32:
-        raise CorruptCheckpoint("a frame does not match its checksum")
-    return unpack_payload(view[HEADER.size :])
-
-
-def split_frames(run: bytes | memoryview) -> Iterator[memoryview]:
-    """The frames of a run of them.
-
-    Raises:
-        CorruptCheckpoint: it does not consist of frames.
-    """
-    view = memoryview(run)
-    while view:
-        _, length = frame_header(view[: HEADER.size])
-        yield view[: HEADER.size + length]
-        view = view[HEADER.size + length :]
+    payload = view[HEADER.size :]
+    if len(payload) != length:
+        raise CorruptCheckpoint(f"a frame has {len(payload)} bytes instead of {length}")
+    return unpack_payload(payload, crc32)
 
 
 def frame_header(header: bytes | bytearray | memoryview) -> tuple[int, int]:
@@ -150,48 +124,39 @@ def frame_header(header: bytes | bytearray | memoryview) -> tuple[int, int]:
     return crc32, length
 
 
-def unpack_payload(payload: bytearray | memoryview) -> RowChunk:
-    """The chunk of a frame's payload, which was checked before; see `unpack_chunk`.
+def check_payload(payload: bytes | memoryview, crc32: int) -> None:
+    """See that a payload has this CRC-32.
 
     Raises:
-        CorruptCheckpoint: it is none.
+        CorruptCheckpoint: it has another.
     """
+    if zlib.crc32(payload) != crc32:
+        raise CorruptCheckpoint("a frame does not match its checksum")
+
+
+def unpack_payload(payload: bytes | memoryview, crc32: int) -> RowChunk:
+    """The chunk of a frame's payload.
+
+    Raises:
+        CorruptCheckpoint: it is not as it was packed.
+    """
+    check_payload(payload, crc32)
     try:
-        # no header is as long as these bytes would mean
+        # nothing that was not compressed begins like this
         by_planes = bytes(payload[:4]) == zstandard.FRAME_HEADER
-        blob = payload
         if by_planes:
-            blob = bytearray(zstandard.ZstdDecompressor().decompress(payload))
-        begin = 8 + int.from_bytes(blob[:8], "little")
-        header = json.loads(bytes(blob[8:begin]))
-        about = header.pop("__metadata__")
-        arrays = {
-            name: _array(blob, begin, entry, by_planes)
-            for name, entry in header.items()
-        }
-        return RowChunk(
-            about["kind"], arrays.pop(ROWS), arrays, json.loads(about["values"])
-        )
+            payload = zstandard.ZstdDecompressor().decompress(payload)
+        found = _decode(payload)
+        arrays = {}
+        for name, (dtype, shape, held) in found.arrays.items():
+            size = np.dtype(dtype).itemsize
+            block = np.frombuffer(held, np.uint8)
+            planes = block.reshape(size, -1).T if by_planes else block
+            whole = np.array(planes, order="C").reshape(-1).view(dtype)
+            arrays[name] = whole.reshape(shape)
+        rows = arrays.pop(ROWS)
+        return RowChunk(found.kind, rows, arrays, json.loads(found.values))
     except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
         raise CorruptCheckpoint(
             f"a frame cannot be read: {type(error).__name__}: {error}"
         ) from error
-
-
-def _array(
-    blob: bytearray | memoryview, begin: int, entry: dict[str, Any], by_planes: bool
-) -> NDArray[Any]:
-    dtype = np.dtype(_DTYPES[entry["dtype"]])
-    first, last = entry["data_offsets"]
-    at = begin + first if last > first else 0
-    held = np.frombuffer(blob, np.uint8, last - first, at)
-    if by_planes:
-        held = np.ascontiguousarray(held.reshape(dtype.itemsize, -1).T).reshape(-1)
-    return held.view(dtype).reshape(entry["shape"])
-
-
-def _to_json(value: Mapping[str, Any]) -> str:
-    try:
-        return json.dumps(value, separators=(",", ":"))
-    except (TypeError, ValueError) as error:
-        raise CheckpointError(f"a checkpoint's values must be JSON: {error}") from error

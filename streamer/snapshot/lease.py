@@ -7,7 +7,6 @@ import fcntl
 import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from streamer.errors import CheckpointError, Superseded
@@ -142,18 +141,3 @@ def check_generation(directory: Path, generation: int) -> None:
             f"{generation}) stops, and has saved and committed nothing since. Start it "
             "again, if the newer one is gone"
         )
-
-
-@contextlib.contextmanager
-def alone_in(directory: Path, how: int = 0) -> Iterator[None]:
-    """Nobody else removes or pins files of the directory meanwhile.
-
-    Raises:
-        BlockingIOError: somebody does, and `how` is LOCK_NB.
-    """
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | how)
-        yield
-    finally:
-        os.close(descriptor)

@@ -6,20 +6,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from streamer.errors import CorruptCheckpoint, SourceUnavailable
-from streamer.snapshot.chain import MAX_DELTAS, PARTS, Checkpoint
-from streamer.snapshot.directory import (
-    TEMPORARY,
-    Checked,
-    SnapshotDirectory,
-    number_of,
-)
+from streamer.snapshot.chain import PARTS, Checkpoint
+from streamer.snapshot.directory import TEMPORARY, SnapshotDirectory
 from streamer.snapshot.lease import Lease
-from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotFile, SnapshotId
+from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotFile
 
 LOOK_S = 0.02
 """How often a reader looks for the next delta."""
@@ -38,16 +33,14 @@ class Place(Protocol):
         """Start a generation; its number, and the number of the last snapshot before."""
         ...
 
-    def write(self, ident: SnapshotId, frames: Iterable[bytes]) -> None:
+    def write(self, end: SnapshotEnd, frames: Iterable[bytes]) -> None:
         """Write a snapshot whole, or not at all as far as readers can see; twice does no
-        harm. May be called on two threads, of bases and of deltas.
+        harm.
         """
         ...
 
-    def prune(self, base: SnapshotId) -> None:
-        """Remove what no reader needs any more: everything before the base before this
-        one.
-        """
+    def prune(self, number: int) -> None:
+        """Remove everything before the snapshot of this number."""
         ...
 
     def close(self) -> None:
@@ -62,10 +55,10 @@ class SnapshotReader(Protocol):
         """What leads to a newer state than the one that is served: the next delta, or a
         whole state if that does not lead there; None if there is nothing in time.
 
-        What comes may be damaged, or not follow: the caller looks.
+        Rows of what comes may be damaged: the caller looks.
 
         Raises:
-            CorruptCheckpoint: something is damaged; it does not come again.
+            CorruptCheckpoint: something is damaged, or missing; it does not come again.
             SourceUnavailable: it cannot be read now; try again.
         """
         ...
@@ -84,13 +77,23 @@ class SnapshotReader(Protocol):
 Found = Snapshot | Checkpoint | None
 
 
+def check_follows(end: SnapshotEnd, served: SnapshotEnd | None) -> None:
+    """See that a newer snapshot continues what is served, or is a newer start's.
+
+    Raises:
+        CorruptCheckpoint: neither.
+    """
+    is_same_start = served is not None and end.generation == served.generation
+    if served is not None and is_same_start and end.previous != served.link:
+        raise CorruptCheckpoint(f"{end} does not follow {served}")
+
+
 class DirectoryPlace:
     """Publishes into a directory, which is created if it is missing."""
 
     def __init__(self, directory: Path) -> None:
         self._snapshots = SnapshotDirectory(directory)
         self._lease: Lease | None = None
-        self._base_before: int | None = None
 
     def begin(self) -> tuple[int, int]:
         """See `Place.begin`."""
@@ -105,23 +108,18 @@ class DirectoryPlace:
         # whom we replace may be about to write the next number
         return self._lease.generation, last if self._lease.is_locked else last + 1
 
-    def write(self, ident: SnapshotId, frames: Iterable[bytes]) -> None:
+    def write(self, end: SnapshotEnd, frames: Iterable[bytes]) -> None:
         """See `Place.write`. Nothing is synced: a restart begins with a new base."""
         assert self._lease is not None, "a generation was begun"
-        path = self._snapshots.path(ident.number, is_base=ident.is_base)
+        path = self._snapshots.path(end.number, is_base=end.is_base)
         with _unavailable(path.parent):
             self._snapshots.write(path, frames, self._lease.check, sync=False)
 
-    def prune(self, base: SnapshotId) -> None:
+    def prune(self, number: int) -> None:
         """See `Place.prune`."""
-        keep = self._base_before
-        self._base_before = base.number
-        if keep is None:
-            return
         with _unavailable(self._snapshots.directory):
-            for path in self._snapshots.paths():
-                number = number_of(path)
-                if number < keep or (number == keep and path.suffix == ".delta"):
+            for at, path in self._snapshots.numbers().items():
+                if at < number:
                     path.unlink(missing_ok=True)
 
     def close(self) -> None:
@@ -138,9 +136,7 @@ class DirectoryReader:
     def __init__(self, directory: Path) -> None:
         self._snapshots = SnapshotDirectory(directory)
         self._came: Path | None = None
-        self._came_whole = False
-        self._refused: set[Path] = set()  # do not follow what was served
-        self._damaged: set[Path] = set()  # or cannot be used for another reason
+        self._refused: set[Path] = set()
         self._looked_around = 0.0
 
     def poll(self, served: SnapshotEnd | None, timeout_s: float) -> Found:
@@ -163,67 +159,83 @@ class DirectoryReader:
         # a state that consists of several parts is read as a whole
         if served is None or served.meta.get(PARTS):
             return None
-        path = self._snapshots.path(served.number + 1, is_base=False)
-        if path in self._refused or not path.exists():
-            return None
-        self._came = path
-        self._came_whole = False
-        try:
-            return SnapshotFile(path)
-        except CorruptCheckpoint:
-            self.refuse()
-            raise
+        for is_base in (False, True):
+            path = self._snapshots.path(served.number + 1, is_base=is_base)
+            if path in self._refused or not path.exists():
+                continue
+            self._came = path
+            try:
+                found = SnapshotFile(path)
+                if found.end.previous is not None:  # or it is a checkpoint of all rows
+                    check_follows(found.end, served)
+                if found.end.previous == served.link:
+                    return found
+            except CorruptCheckpoint:
+                self.refuse()
+                raise
+        return None
 
     def _newer_state(self, served: SnapshotEnd | None) -> Found:
         """What leads to the newest whole state, if it is newer than what is served."""
-        self._came_whole = False
         now = time.monotonic()
         if served is not None and now - self._looked_around < LOOK_AROUND_S:
             return None
         self._looked_around = now
-        checked: Checked = {}
         at = served.number if served is not None else 0
-        for number in reversed(self._snapshots.numbers()):
+        numbers = self._snapshots.numbers()
+        for number in reversed(numbers):
             if number <= at:
-                return None
+                break
             try:
-                found = self._leading_to(number, served, checked)
-            except CorruptCheckpoint:  # the state before it may be whole
-                for path, result in checked.items():
-                    if isinstance(result, CorruptCheckpoint):
-                        self._damaged.add(path)
+                chain = self._snapshots.read_chain(number)
+                # the state before it may be whole
+                if self._refused.isdisjoint(one.path for one in chain):
+                    return self._leading_to(chain, served)
+            except CorruptCheckpoint:
                 continue
-            if found is not None:
-                return found
+        self._check_none_lost(served, numbers)
         return None
 
-    def _leading_to(
-        self, number: int, served: SnapshotEnd | None, checked: Checked
-    ) -> Found:
-        """The next delta to a state, or the whole state, or what is needed first of it;
-        None if it was refused.
+    def _check_none_lost(
+        self, served: SnapshotEnd | None, numbers: Mapping[int, Path]
+    ) -> None:
+        """See that the delta after what is served is there, if later ones of the same
+        start are; says so once.
         """
-        chain = self._snapshots.read_chain(number, {}, whole=False)
-        paths = [one.path for one in chain]
-        states = [one.end.link for one in chain]
-        has_parts = served is not None and served.meta.get(PARTS)
-        if served is not None and served.link in states and not has_parts:
-            self._came = paths[states.index(served.link) + 1]
-            if self._came not in self._refused:
-                return SnapshotFile(self._came)
-        if not self._damaged.isdisjoint(paths):
-            return None
-        self._came_whole = True
-        # not more files at once than a chain of checkpoints has
-        last = chain[: MAX_DELTAS + 1][-1].end.number
-        self._came = self._snapshots.path(last, is_base=last == chain[0].end.number)
-        return self._snapshots.with_parts(self._snapshots.read_chain(last, checked))
+        if served is None or served.number + 1 in numbers:
+            return
+        lost = self._snapshots.path(served.number + 1, is_base=False)
+        newest = max(numbers, default=0)
+        if newest <= served.number or lost in self._refused:
+            return
+        self._came = lost
+        found = SnapshotFile(numbers[newest])
+        found.close()
+        check_follows(found.end, served)
+
+    def _leading_to(
+        self, chain: list[SnapshotFile], served: SnapshotEnd | None
+    ) -> Found:
+        """The next delta to a state, or the whole state."""
+        if served is not None and not served.meta.get(PARTS):
+            for one in chain:
+                if one.end.previous == served.link:
+                    self._came = one.path
+                    return one
+        for one in chain:
+            self._came = one.path
+            try:
+                one.check()
+            except CorruptCheckpoint:
+                self.refuse()
+                raise
+            one.close()
+        return self._snapshots.with_parts(chain)
 
     def refuse(self) -> None:
         """See `SnapshotReader.refuse`."""
         if self._came is not None:
-            refused = self._damaged if self._came_whole else self._refused
-            refused.add(self._came)
+            self._refused.add(self._came)
 
     def close(self) -> None:
         """See `SnapshotReader.close`."""

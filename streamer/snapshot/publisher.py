@@ -1,9 +1,15 @@
 """Publishes what a trainer learns, beside training: copies on the training thread,
-packs and writes on two of its own, one for deltas and one for bases.
+packs and writes on another.
 
-The training thread copies a delta only while the thread of deltas is free. While it is
-not, because a disk is slow or a broker away, what changes is remembered as rows: the
-next delta is larger, and nothing else grows.
+Each delta has the rows that changed since the one before, and a slice of all others.
+After some hundreds of them every row has come by: a server can start from the first of
+these, and no base, which takes long to write, holds up what is new. A run begins with
+slices as large as can be copied between two steps; those of a small model are one
+base.
+
+The training thread copies only while the thread that writes is free. While it is not,
+because a disk is slow or a broker away, what changes is remembered as rows: the next
+delta is larger, and nothing else grows.
 """
 
 from __future__ import annotations
@@ -11,24 +17,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from enum import IntFlag
+from itertools import islice
 from typing import Any
+
+import numpy as np
 
 from streamer.errors import StreamerError
 from streamer.learner import State, checkpoint_meta
-from streamer.snapshot.capture import Capture, CaptureAbandoned, marked
-from streamer.snapshot.chain import Chain
-from streamer.snapshot.frames import Arrays, RowChunk, Rows
+from streamer.snapshot.frames import CHUNK_ROWS, Arrays, RowChunk, Rows
 from streamer.snapshot.places import Place
-from streamer.snapshot.snapshot import (
-    Link,
-    Packing,
-    SnapshotEnd,
-    SnapshotId,
-    positions_to_json,
-)
+from streamer.snapshot.snapshot import Link, Packing, SnapshotEnd, positions_to_json
 from streamer.snapshot.writer import SnapshotWriter
 from streamer.sources.base import Positions
 
@@ -39,18 +40,19 @@ HEARTBEAT_S = 2.0
 trainer lives.
 """
 MAX_DELTA_ROWS = 100_000
-"""If more rows have changed, because nothing could be written for long, they are copied
-slice by slice, as a base.
+"""If more rows have changed, because nothing could be written for long, they come with
+all others, slice by slice.
 """
-MAX_DELTAS = 100_000
-MIN_BASE_BYTES = 1 << 26
-"""Deltas may become as large as this before there is another base, however small the
-last was; how many they are does not matter.
-"""
+SWEEP_DELTAS = 500
+"""Deltas in which every row comes by."""
+SLICE_CHUNKS = 16
+"""Chunks of all rows in a delta while there is nothing that servers can start from."""
 LINES = "table.lines"
 RETRY_S = 1.0
 LAST_WRITE_S = 10.0
 """How long the end of a run waits for what is being written."""
+
+KindRows = tuple[str, Rows]
 
 
 @dataclass(slots=True)
@@ -64,87 +66,44 @@ class PublishStatus:
     written_bytes: int = 0
     at_s: float | None = None
     """When what was written last was copied, in seconds since the epoch."""
-    _problems: dict[bool, str] = field(default_factory=dict)
-    """Of deltas, and of bases."""
-
-    def note_written(self, about: SnapshotEnd, size_bytes: int) -> None:
-        """A snapshot is written."""
-        had_problem = bool(self._problems)
-        self._problems.pop(about.is_base, None)
-        self.problem = next(iter(self._problems.values()), None)
-        if had_problem and self.problem is None:
-            logger.warning("Publishing recovered.")
-        self.number = max(self.number, about.number)
-        self.at_s = max(self.at_s or 0.0, about.time_s)
-        self.snapshots += 1
-        self.written_bytes += size_bytes
-
-    def note_problem(self, error: Exception, *, is_base: bool) -> None:
-        """A snapshot could not be written."""
-        if not self._problems:
-            is_bug = not isinstance(error, StreamerError)
-            logger.warning("Publishing failed, will retry: %s", error, exc_info=is_bug)
-        self._problems[is_base] = str(error)
-        self.problem = str(error)
 
 
 class Due(IntFlag):
     """What is to be copied after a step."""
 
-    BASE = 1
-    """Some more of a base."""
-    DELTA = 2
-    HEARTBEAT = 4
+    DELTA = 1
+    HEARTBEAT = 2
     """A delta even if nothing has changed."""
+    BASE = 4
+    """A delta with as many of all rows as can be copied."""
 
 
-class ServedRows:
-    """Rows of a learner as servers need them: without optimizer state."""
-
-    def __init__(self, state: State) -> None:
-        self.changes = state.changes
-        self._state = state
-
-    def kinds(self) -> tuple[str, ...]:
-        """Kinds of rows that servers need; training alone needs the others."""
-        return tuple(kind for kind in self._state.kinds() if is_served(kind))
-
-    def take(self, kind: str, rows: Rows) -> Arrays:
-        """A copy of what these rows hold."""
-        arrays = dict(self._state.take(kind, rows))
-        if LINES in arrays:
-            table = self._state.trainer.model.tables[table_of(kind)]
-            arrays[LINES] = arrays[LINES][:, : table.dim]
-        return arrays
-
-
-def is_served(kind: str) -> bool:
-    """Whether servers need rows of this kind."""
-    return kind != "hash" and not kind.startswith("admission.")
-
-
-def table_of(kind: str) -> str:
-    """The table that a kind of rows has a line of: `item.id` of items, `item.brand` of
-    brands.
+@dataclass(slots=True)
+class Delta:
+    """What is written at once, copied between two steps; numbers count from the start
+    of this process.
     """
-    return {"users": "user.id", "items": "item.id"}.get(kind, kind)
 
-
-@dataclass(frozen=True, slots=True)
-class Dense:
-    """What belongs to no row, and what is said of a snapshot, as of one step."""
-
+    number: int
+    first: int
+    """See `SnapshotEnd.first`."""
+    continues: bool
+    """Whether it has all that changed since the one before."""
+    obsolete: int
+    """Nobody needs what is before this one any more."""
+    chunks: list[RowChunk]
     arrays: Arrays
     meta: dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What has changed, copied between two steps."""
+def is_served(kind: str) -> bool:
+    """Whether servers need rows of this kind; training alone needs the others."""
+    return kind != "hash" and not kind.startswith("admission.")
 
-    number: int
-    chunks: list[RowChunk]
-    dense: Dense
+
+def table_of(kind: str) -> str:
+    """The table that rows of this kind have a line of."""
+    return {"users": "user.id", "items": "item.id"}.get(kind, kind)
 
 
 class Publisher:
@@ -154,8 +113,6 @@ class Publisher:
         state: what changes; its steps and `step` are called by one thread.
         place: where snapshots go; closed at the end.
         every_s: time between deltas.
-        base_every_s: time between bases; one also comes when the deltas since the last
-            are larger than it.
         heartbeat_s: time until a delta comes though nothing has changed.
     """
 
@@ -164,249 +121,204 @@ class Publisher:
         state: State,
         place: Place,
         every_s: float,
-        base_every_s: float,
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.status = PublishStatus()
-        self.base_wanted = False
+        self.base_wanted = True
+        """Whether all rows are to come as fast as they can be copied, from the next
+        delta on.
+        """
         self._state = state
         self._place = place
         self._every_s = every_s
-        self._base_every_s = base_every_s
         self._heartbeat_s = heartbeat_s
-        self._rows = ServedRows(state)
-        self._kinds = self._rows.kinds()
+        self._kinds = tuple(kind for kind in state.kinds() if is_served(kind))
         self._changed = state.changes.reader()
-        self._base: Capture | None = None
         self._delta_at = 0.0
         self._heartbeat_at = 0.0
-        self._base_at = 0.0
         self._number = 0  # of the last delta that was copied
-        self._chain = Chain(MAX_DELTAS, MIN_BASE_BYTES)
-        self._lock = threading.Lock()  # guards chain and status
+        self._first = 0  # from which on servers have every row
+        self._sweep_first = 1  # with which all rows have begun to come by once more
+        self._sweep: Iterator[KindRows] = iter(())  # what is left of them
+        self._slices = 0  # of the sweep, in each delta
+        self._in_haste = False  # whether these are as large as they can be
+        self._generation_from = 0  # number in the place before our first
+        self._last: Link | None = None  # the state that was written last
         self._closing = threading.Event()
-        self._bases = SnapshotWriter("base-publisher")
-        self._deltas = SnapshotWriter("delta-publisher")
-
-    def start(self) -> None:
-        """Begin to publish."""
-        self._base_at = time.monotonic()
+        self._writer = SnapshotWriter("publisher")
 
     def due(self) -> Due:
         """What is to be copied now: nothing while a delta is being written."""
         found = Due(0)
-        if self._closing.is_set() or not self._deltas.is_idle:
+        if self._closing.is_set() or not self._writer.is_idle:
             return found
         now = time.monotonic()
-        if self._base is not None:
-            if not self._base.is_full:
-                found |= Due.BASE
-        elif self._bases.is_idle and now >= self._base_at:
-            timely = now >= self._base_at + self._base_every_s
-            if timely or self.base_wanted or self._chain.wants_base:
-                # a base repeats the state after a delta of the same step
-                found |= Due.BASE | Due.DELTA
         if now >= self._delta_at:
             found |= Due.DELTA
-        if not self._chain.links:
-            found &= ~Due.DELTA
         if now >= self._heartbeat_at:
-            found |= Due.HEARTBEAT
+            found |= Due.DELTA | Due.HEARTBEAT
+        if self.base_wanted or self._in_haste:
+            found |= Due.DELTA | Due.BASE
         return found
 
-    def step(
-        self,
-        positions: Callable[[], Positions],
-        idle: bool = False,
-        due: Due | None = None,
-    ) -> None:
+    def step(self, positions: Callable[[], Positions], due: Due | None = None) -> None:
         """Copy what is due, between two steps of training.
 
         Args:
             positions: how far each partition is trained.
-            idle: whether there was nothing to train.
             due: what `due` has returned; None: ask.
         """
         due = self.due() if due is None else due
         if due & Due.DELTA:
-            delta = self._copy_delta(positions, heartbeat=bool(due & Due.HEARTBEAT))
+            delta = self._copy(positions, due)
             if delta is not None:
-                self._submit_delta(delta)
-        if due & Due.BASE:
-            if self._base is None:
-                self._begin_base(positions())
-            else:
-                self._advance_base(idle)
+                self._submit(delta)
 
-    # deltas ---------------------------------------------------------------------------
+    # copying --------------------------------------------------------------------------
 
-    def _copy_delta(
-        self, positions: Callable[[], Positions], *, heartbeat: bool
-    ) -> Delta | None:
-        """What changed since the last delta; None if nothing did, or so much that a
-        base takes its place.
+    def _copy(self, positions: Callable[[], Positions], due: Due) -> Delta | None:
+        """What changed since the last delta, with the next of all rows; None if nothing
+        changed, and nothing else is due.
         """
         changed = {kind: self._changed.take(kind) for kind in self._kinds}
         count = self._total(sum(map(len, changed.values())))
-        if count > MAX_DELTA_ROWS:
-            with self._lock:
-                self._chain.clear()
-            return None
-        if not (count or heartbeat):
+        if not (count or due & (Due.HEARTBEAT | Due.BASE)):
             return None
         now = time.monotonic()
         self._delta_at = now + self._every_s
         self._heartbeat_at = now + self._heartbeat_s
-        chunks = self._copied(changed)
-        dense = self._dense(positions())
         self._number += 1
-        return Delta(self._number, chunks, dense)
+
+        is_too_much = count > MAX_DELTA_ROWS
+        if is_too_much:
+            changed = {}
+            self._first = 0
+        if is_too_much or (due & Due.BASE and not self._in_haste):
+            self._begin_sweep(in_haste=True)
+        wanted = list(islice(self._sweep, self._slices))
+        is_swept = len(wanted) < self._slices
+        wanted += changed.items()
+        chunks, is_swept = self._copied(wanted, is_swept)
+        obsolete = 0
+        if is_swept:
+            obsolete = self._first
+            self._first = self._sweep_first
+        arrays, meta = self._dense(positions())
+        delta = Delta(
+            self._number,
+            self._first,
+            not is_too_much,
+            obsolete,
+            chunks,
+            arrays,
+            meta,
+        )
+        if is_swept:
+            self._begin_sweep(in_haste=False)
+        return delta
+
+    def _begin_sweep(self, *, in_haste: bool) -> None:
+        """Have all rows come by once more: from this delta on if that is in haste, else
+        from the next.
+        """
+        self.base_wanted = self.base_wanted and not in_haste
+        self._in_haste = in_haste
+        self._sweep_first = self._number if in_haste else self._number + 1
+        rows = CHUNK_ROWS
+        self._slices = SLICE_CHUNKS
+        if not in_haste:
+            every = sum(len(self._state.used(kind)) for kind in self._kinds)
+            rows = min(CHUNK_ROWS, every // SWEEP_DELTAS + 1)
+            self._slices = every // (SWEEP_DELTAS * rows) + 1
+        self._sweep = self._all_rows(rows)
+
+    def _all_rows(self, size: int) -> Iterator[KindRows]:
+        """All rows that are in use, so many at a time."""
+        for kind in self._kinds:
+            used = self._state.used(kind)
+            for at in range(0, len(used), size):
+                yield kind, at + np.flatnonzero(used[at : at + size])
 
     def _total(self, rows: int) -> int:
         """How many rows a delta has."""
         return rows
 
-    def _copied(self, changed: dict[str, Rows]) -> list[RowChunk]:
-        """A copy of rows."""
-        wanted = {kind: marked(rows) for kind, rows in changed.items()}
-        return Capture(self._rows, wanted).copy_all()
+    def _copied(
+        self, wanted: list[KindRows], is_swept: bool
+    ) -> tuple[list[RowChunk], bool]:
+        """Copies of rows; and whether all rows have come by."""
+        chunks = []
+        for kind, rows in wanted:
+            for at in range(0, len(rows), CHUNK_ROWS):
+                chunks.append(self._chunk(kind, rows[at : at + CHUNK_ROWS]))
+        return chunks, is_swept
 
-    def _submit_delta(self, delta: Delta) -> None:
-        self._deltas.submit(lambda: self._write_delta(delta))
+    def _chunk(self, kind: str, rows: Rows) -> RowChunk:
+        """A copy of rows as servers need them: without optimizer state."""
+        found = self._state.take(kind, rows)
+        arrays = {n: a for n, a in found.items() if not n.startswith("shared.")}
+        if LINES in arrays:
+            table = self._state.trainer.model.tables[table_of(kind)]
+            arrays[LINES] = arrays[LINES][:, : table.dim]
+        return RowChunk(kind, rows, arrays)
 
-    def _write_delta(self, delta: Delta) -> None:
-        """Write a delta; whatever happens, training goes on, and it is tried again."""
-        previous = self._chain.last
-        while not self._closing.is_set():
-            try:
-                ident = self._id(delta.number, is_base=False)
-                self._write(ident, delta.chunks, lambda: (previous, delta.dense))
-                return
-            except Exception as error:
-                self._note_problem(error, is_base=False)
-                self._closing.wait(RETRY_S)
-
-    # bases ----------------------------------------------------------------------------
-
-    def _begin_base(self, positions: Positions) -> None:
-        """Begin to copy all rows as they are now, which is after the last delta, if
-        there is one: then the base has its number, and the next delta fits both.
-        """
-        self.base_wanted = False
-        self._base_at = time.monotonic()
-        repeats = self._number if self._chain.links else None
-        if repeats is None:
-            for kind in self._kinds:
-                self._changed.take(kind)  # the base has all that a delta would say
-        dense = self._dense(positions)
-        self._base = self._capture()
-        self._submit_base(self._base, repeats, dense)
-
-    def _capture(self) -> Capture:
-        wanted = {kind: self._state.used(kind) for kind in self._kinds}
-        return Capture(self._rows, wanted)
-
-    def _advance_base(self, idle: bool) -> None:
-        """Copy some more of a base."""
-        assert self._base is not None
-        self._base.advance_step(idle=idle)
-        if self._base.is_over:
-            self._base.close()
-            self._base = None
-
-    def _submit_base(self, capture: Capture, repeats: int | None, dense: Dense) -> None:
-        self._bases.submit(lambda: self._write_base(capture, repeats, dense))
-
-    def _write_base(self, capture: Capture, repeats: int | None, dense: Dense) -> None:
-        """Write a base; if that fails, another is begun soon."""
-        try:
-            if self.status.generation is None:
-                self.status.generation, self._number = self._place.begin()
-            if repeats is None:
-                self._number += 1
-            ident = self._id(repeats or self._number, is_base=True)
-            self._write(
-                ident,
-                capture.chunks(),
-                lambda: (self._repeated(repeats), self._finished(dense)),
-            )
-            self._place.prune(ident)
-        except CaptureAbandoned:
-            return
-        except Exception as error:
-            capture.abandon()
-            self._note_problem(error, is_base=True)
-            self._base_at = time.monotonic() + RETRY_S
-
-    def _repeated(self, number: int | None) -> Link | None:
-        """The delta of this number, when it is written."""
-        while number is not None:
-            for one in self._chain.links:
-                if one.link.number == number:
-                    return one.link
-            if self._closing.wait(0.01):
-                raise CaptureAbandoned("the run ended")
-        return None
-
-    def _finished(self, dense: Dense) -> Dense:
-        """What belongs to no row of a base, when all its rows are copied."""
-        return dense
-
-    # both -----------------------------------------------------------------------------
-
-    def _dense(self, positions: Positions) -> Dense:
+    def _dense(self, positions: Positions) -> tuple[Arrays, dict[str, Any]]:
         """What belongs to no row: whole in every snapshot, as the last one says it."""
         arrays, values = self._state.dense()
-        meta = checkpoint_meta(self._state.settings, values)
-        meta |= {
+        meta = checkpoint_meta(self._state.settings, values) | {
             "positions": positions_to_json(positions),
             "step": self._state.trainer.steps,
         }
-        return Dense(arrays, meta)
+        return arrays, meta
 
-    def _id(self, number: int, *, is_base: bool) -> SnapshotId:
-        assert self.status.generation is not None, "a generation begins with a base"
-        return SnapshotId(self.status.generation, number, is_base)
+    # writing --------------------------------------------------------------------------
 
-    def _write(
-        self,
-        ident: SnapshotId,
-        chunks: Iterable[RowChunk],
-        last: Callable[[], tuple[Link | None, Dense]],
-    ) -> None:
-        """Write a snapshot, and note that it is there.
+    def _submit(self, delta: Delta) -> None:
+        self._writer.submit(lambda: self._write(delta))
 
-        Args:
-            ident: which one.
-            chunks: its rows.
-            last: called when all rows are packed; the state that it changes or repeats,
-                and what belongs to no row.
-        """
-        ends: list[SnapshotEnd] = []
+    def _write(self, delta: Delta) -> None:
+        """Write a delta; whatever happens, training goes on, and it is tried again."""
+        while not self._closing.is_set():
+            try:
+                self._try_to_write(delta)
+            except Exception as error:
+                if self.status.problem is None:
+                    is_bug = not isinstance(error, StreamerError)
+                    logger.warning(
+                        "Publishing failed, will retry: %s", error, exc_info=is_bug
+                    )
+                self.status.problem = str(error)
+                self._closing.wait(RETRY_S)
+                continue
+            if self.status.problem is not None:
+                logger.warning("Publishing recovered.")
+                self.status.problem = None
+            return
 
-        def end() -> tuple[SnapshotEnd, Arrays]:
-            previous, dense = last()
-            about = SnapshotEnd(**ident._asdict(), previous=previous, meta=dense.meta)
-            ends.append(about)
-            return about, dense.arrays
-
+    def _try_to_write(self, delta: Delta) -> None:
+        status = self.status
+        if status.generation is None:
+            status.generation, self._generation_from = self._place.begin()
+        before = self._generation_from
+        number = before + delta.number
+        first = before + delta.first if delta.first else 0
+        end = SnapshotEnd(
+            generation=status.generation,
+            number=number,
+            first=first,
+            previous=self._last if delta.continues else None,
+            meta=delta.meta,
+        )
         packing = Packing()
-        self._place.write(ident, packing.frames(chunks, end))
-        about = ends[-1]
-        link = Link(ident.number, packing.checksum)
-        with self._lock:
-            if not ident.is_base:
-                self._chain.add_delta(link, packing.size_bytes)
-            elif about.previous is None:
-                self._chain.add_base(link, packing.size_bytes)
-            elif self._chain.links:  # or a base that repeats nothing is on its way
-                self._chain.add_base(about.previous, packing.size_bytes)
-            self.status.note_written(about, packing.size_bytes)
-
-    def _note_problem(self, error: Exception, *, is_base: bool) -> None:
-        with self._lock:
-            self.status.note_problem(error, is_base=is_base)
-        self.base_wanted = True
+        frames = packing.frames(delta.chunks, end, delta.arrays)
+        self._place.write(end, frames)
+        if delta.obsolete:
+            self._place.prune(before + delta.obsolete)
+        self._last = Link(number, packing.checksum)
+        status.number = number
+        status.at_s = end.time_s
+        status.snapshots += 1
+        status.written_bytes += packing.size_bytes
 
     # the end --------------------------------------------------------------------------
 
@@ -415,12 +327,11 @@ class Publisher:
         not, or cannot be now.
         """
         deadline = time.monotonic() + LAST_WRITE_S
-        while time.monotonic() < deadline and self.status.problem is None:
-            is_copying = self._base is not None and not self._base.is_over
-            if self._deltas.is_idle and (is_copying or self._bases.is_idle):
-                return True
+        while not self._writer.is_idle:
+            if time.monotonic() > deadline or self.status.problem is not None:
+                return False
             time.sleep(0.001)
-        return False
+        return True
 
     def close(self, positions: Callable[[], Positions] | None) -> None:
         """Write the last changes, if they can be written now, and end.
@@ -429,16 +340,10 @@ class Publisher:
             positions: how far each partition is trained; None if what is learned must
                 not be published.
         """
-        last = None
-        if positions is not None:
-            last = self._copy_delta(positions, heartbeat=False)
-        if last is not None and self._chain.links and self.flush():
-            self._submit_delta(last)
+        last = self._copy(positions, Due.DELTA) if positions is not None else None
+        if self.flush() and last is not None:
+            self._submit(last)
             self.flush()
-        if self._base is not None:
-            self._base.abandon()
-            self._base.close()
         self._closing.set()
-        self._bases.close(LAST_WRITE_S)
-        self._deltas.close(LAST_WRITE_S)
+        self._writer.close(LAST_WRITE_S)
         self._place.close()

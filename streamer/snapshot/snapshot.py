@@ -3,6 +3,9 @@
     base    every row, end
     delta   the rows that changed since the snapshot that it names as `previous`, end
 
+A state is read from the snapshot that its last one names as `first`: that is a base, or
+one of many deltas which have every row together.
+
 The end frame holds everything that is not rows (dense parameters, windows and the cache
 are small, so each snapshot has them whole) and a `SnapshotEnd`, which seals the run: it
 names the CRC-32 over the headers of all frames before it, which hold the CRC-32 of each.
@@ -14,6 +17,7 @@ cryptographic hash takes 3 to 5 times as long.
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,30 +32,19 @@ from streamer.snapshot.frames import (
     NO_ROWS,
     Arrays,
     RowChunk,
+    check_payload,
     frame_header,
     pack_chunk,
     unpack_payload,
 )
 from streamer.sources.base import Partition, Position
 
-FORMAT = 6
+FORMAT = 7
 END = "end"
 READ_AHEAD = 4
 """Frames that are read and checked while the one before them is used."""
 
 T = TypeVar("T")
-
-
-class SnapshotId(NamedTuple):
-    """Which snapshot it is. Every start of a trainer is a generation."""
-
-    generation: int
-    number: int
-    is_base: bool
-
-    def __str__(self) -> str:
-        kind = "base" if self.is_base else "delta"
-        return f"{kind} {self.number} of generation {self.generation}"
 
 
 class Link(NamedTuple):
@@ -65,11 +58,11 @@ class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True):
     """What the end frame says beside the dense arrays.
 
     Args:
-        generation: which start of the trainer.
+        generation: which start of the trainer; each is one.
         number: higher than that of all snapshots before.
-        is_base: whether every row is there.
-        previous: of a delta, the state that it changes. Of a base, the delta of the same
-            number, if the base repeats its state: then deltas after that fit both.
+        first: number of the snapshot from which on every row is there, up to this one;
+            0: some rows are still to come.
+        previous: the state that it changes; None if nothing leads to it.
         meta: settings, positions, step and time; of a checkpoint also its accounting.
         format: of the frames and of what they hold, filled in when it is packed.
         frames: CRC-32 over the headers of all frames before, as well.
@@ -78,7 +71,7 @@ class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True):
 
     generation: int
     number: int
-    is_base: bool
+    first: int
     previous: Link | None
     meta: dict[str, Any]
     format: int = 0
@@ -86,15 +79,17 @@ class SnapshotEnd(msgspec.Struct, frozen=True, kw_only=True):
     checksum: int = 0
 
     @property
-    def id(self) -> SnapshotId:
-        """Which snapshot it is the end of."""
-        return SnapshotId(self.generation, self.number, self.is_base)
+    def is_base(self) -> bool:
+        """Whether every row is there."""
+        return self.first == self.number
+
+    def __str__(self) -> str:
+        kind = "base" if self.is_base else "delta"
+        return f"{kind} {self.number} of generation {self.generation}"
 
     @property
     def link(self) -> Link:
         """The state after it, which the next delta names as its previous one."""
-        if self.is_base and self.previous is not None:
-            return self.previous
         return Link(self.number, self.checksum)
 
     @property
@@ -129,16 +124,13 @@ class Packing:
         self._headers = 0
 
     def frames(
-        self,
-        chunks: Iterable[RowChunk],
-        end: Callable[[], tuple[SnapshotEnd, Arrays]],
+        self, chunks: Iterable[RowChunk], end: SnapshotEnd, arrays: Arrays
     ) -> Iterator[bytes]:
-        """All frames; `end` is called when all chunks are packed."""
+        """All frames; what `end.meta` says is read when all chunks are packed."""
         for chunk in chunks:
             yield self._add(pack_chunk(*chunk, compress=self._compress))
-        sealed, arrays = end()
-        whole = msgspec.structs.replace(sealed, format=FORMAT, frames=self._headers)
-        yield self._add(pack_chunk(END, NO_ROWS, arrays, msgspec.to_builtins(whole)))
+        sealed = msgspec.structs.replace(end, format=FORMAT, frames=self._headers)
+        yield self._add(pack_chunk(END, NO_ROWS, arrays, msgspec.to_builtins(sealed)))
 
     def _add(self, frame: bytes) -> bytes:
         header = frame[: HEADER.size]
@@ -154,7 +146,7 @@ class Snapshot:
     Args:
         name: of the file or record, for errors.
         size_bytes: of all frames.
-        read: returns a writable copy of the bytes at a place, of some length.
+        read: returns the bytes at a place, of some length.
 
     Raises:
         CorruptCheckpoint: with the name and what is wrong with it.
@@ -162,7 +154,7 @@ class Snapshot:
     """
 
     def __init__(
-        self, name: str, size_bytes: int, read: Callable[[int, int], bytearray]
+        self, name: str, size_bytes: int, read: Callable[[int, int], bytes]
     ) -> None:
         self.name = name
         self.size_bytes = size_bytes
@@ -180,8 +172,7 @@ class Snapshot:
     @classmethod
     def of_bytes(cls, name: str, content: bytes) -> Snapshot:
         """A snapshot whose frames are these bytes."""
-        view = memoryview(content)
-        return cls(name, len(view), lambda at, size: bytearray(view[at : at + size]))
+        return cls(name, len(content), lambda at, size: content[at : at + size])
 
     @property
     def meta(self) -> dict[str, Any]:
@@ -198,7 +189,7 @@ class Snapshot:
         Raises:
             CorruptCheckpoint: with the name and what is wrong with it.
         """
-        for _ in self._ahead(self._payload):
+        for _ in self._ahead(self._check):
             pass
 
     def chunks(self) -> Iterator[RowChunk]:
@@ -247,16 +238,17 @@ class Snapshot:
             raise CorruptCheckpoint("its frames are not those that were written")
         return msgspec.structs.replace(end, checksum=self._end_frame[2])
 
-    def _payload(self, at: int, length: int, crc32: int) -> bytearray:
+    def _payload(self, at: int, length: int) -> bytes:
         payload = self._read(at, length)
         if len(payload) != length:
             raise CorruptCheckpoint("it was cut while it was read")
-        if zlib.crc32(payload) != crc32:
-            raise CorruptCheckpoint("a frame does not match its checksum")
         return payload
 
+    def _check(self, at: int, length: int, crc32: int) -> None:
+        check_payload(self._payload(at, length), crc32)
+
     def _chunk(self, at: int, length: int, crc32: int) -> RowChunk:
-        return unpack_payload(self._payload(at, length, crc32))
+        return unpack_payload(self._payload(at, length), crc32)
 
     def _ahead(self, read: Callable[[int, int, int], T]) -> Iterator[T]:
         """Read all frames, some of them ahead on other threads: reading and checking
@@ -279,25 +271,29 @@ class Snapshot:
 
 
 class SnapshotFile(Snapshot):
-    """A snapshot in a file; it can be read to its end even if somebody removes it."""
+    """A snapshot in a file; until it is closed, it can be read even if somebody removes
+    it.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._descriptor = -1
+        self._opening = threading.Lock()  # several threads read
         try:
-            self._descriptor = os.open(path, os.O_RDONLY)
+            size_bytes = path.stat().st_size
         except OSError as error:
             raise CorruptCheckpoint(f"{path}: {error}") from error
-        size_bytes = os.fstat(self._descriptor).st_size
         super().__init__(str(path), size_bytes, self._read_at)
 
-    def _read_at(self, at: int, size: int) -> bytearray:
-        content = bytearray(min(size, max(self.size_bytes - at, 0)))
-        del content[os.preadv(self._descriptor, [content], at) :]
-        return content
+    def _read_at(self, at: int, size: int) -> bytes:
+        with self._opening:
+            if self._descriptor < 0:
+                self._descriptor = os.open(self.path, os.O_RDONLY)
+        # a length that was damaged may be any number
+        return os.pread(self._descriptor, min(size, self.size_bytes), at)
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Let go of the file until it is read again."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

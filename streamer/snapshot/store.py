@@ -2,37 +2,38 @@
 
 DIR/.lock                            process and generation of the trainer that writes here
 DIR/trainer-id                       tells this trainer's commits in Kafka from those of others
-DIR/ckpt-00000000000000000042.pin    keeps a checkpoint, with its chain, however old it is
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import logging
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from streamer.errors import CheckpointError
-from streamer.snapshot.chain import Chain, Checkpoint
+from streamer.snapshot.chain import ChainLink, Checkpoint
 from streamer.snapshot.directory import (
     TEMPORARY,
     SnapshotDirectory,
     checkpoint_errors,
+    number_of,
     sync_to_disk,
 )
 from streamer.snapshot.frames import Arrays, RowChunk
-from streamer.snapshot.lease import Lease, alone_in
+from streamer.snapshot.lease import Lease
 from streamer.snapshot.snapshot import Link, Packing, SnapshotEnd, SnapshotFile
 
 logger = logging.getLogger(__name__)
 
 TRAINER = "trainer-id"
-PIN = ".pin"
+MAX_DELTAS = 250
+"""A new base is due when there are more, however small they are: each is a file to open
+at a restart.
+"""
 
 
 class CheckpointStore(SnapshotDirectory):
@@ -41,8 +42,8 @@ class CheckpointStore(SnapshotDirectory):
     Args:
         directory: created if it is missing.
         keep: how many checkpoints to keep, with the chains that they need; older ones
-            are removed after a newer one is read or safe, unless they are pinned.
-        readonly: only read, pin and copy, beside a trainer that goes on writing; no
+            are removed after a newer one is read or safe.
+        readonly: only read and copy, beside a trainer that goes on writing; no
             lease is taken, nothing created.
         takeover_s: see `Lease`.
 
@@ -61,10 +62,13 @@ class CheckpointStore(SnapshotDirectory):
         if keep < 1:
             raise ValueError(f"keep must be at least 1, not {keep}")
         super().__init__(directory)
-        self.chain = Chain()
+        self.links: list[ChainLink] = []
+        """What the next delta is added to, base first; empty if the next checkpoint has
+        to be a base.
+        """
         self._keep = keep
-        self._corrupt: set[int] = set()
-        self._previous: dict[int, int | None] = {}  # by number; None of a base
+        self._first: dict[int, int] = {}
+        """Of each number, that with which its chain begins; 0 if it is damaged."""
         self._lease: Lease | None = None
         if not readonly:
             with checkpoint_errors("use", self.directory):
@@ -82,17 +86,20 @@ class CheckpointStore(SnapshotDirectory):
 
     @property
     def wants_base(self) -> bool:
-        """Whether the next checkpoint is to hold every row."""
-        if self.chain.wants_base:
-            return True
+        """Whether the next checkpoint is to hold every row: there is no chain, a link of
+        it is gone, it is too long, or its deltas outweigh its base.
+        """
+        sizes = [one.size_bytes for one in self.links]
         numbers = self.numbers()
-        return any(one.link.number not in numbers for one in self.chain.links)
+        is_broken = any(one.link.number not in numbers for one in self.links)
+        is_long = not 0 < len(sizes) <= MAX_DELTAS or sum(sizes[1:]) > sizes[0]
+        return is_broken or is_long
 
     def save(
         self,
         chunks: Iterable[RowChunk],
         arrays: Arrays,
-        meta: Mapping[str, Any],
+        meta: dict[str, Any],
         *,
         base: bool = True,
     ) -> Path:
@@ -100,7 +107,7 @@ class CheckpointStore(SnapshotDirectory):
 
         Args:
             chunks: every row, or, for a delta, at least those that changed since the
-                last state of `chain`.
+                last state of `links`.
             arrays: what is not rows, by name.
             meta: JSON values, read when all chunks are written; note that JSON turns
                 tuples into lists and integer keys into strings.
@@ -112,36 +119,32 @@ class CheckpointStore(SnapshotDirectory):
         """
         lease = self._lease
         assert lease is not None, "the store is read-only or closed"
-        previous = None if base else self.chain.last
-        assert base or previous is not None, "a delta needs something to be added to"
+        links = [] if base else self.links
+        assert base or links, "a delta needs something to be added to"
         number = max(self.numbers(), default=0) + 1
-        if not (lease.is_locked or self.chain.links):
+        if not (lease.is_locked or self.links):
             number += 1  # whom we have superseded may write the number before
-
-        def end() -> tuple[SnapshotEnd, Arrays]:
-            _check_finite(arrays, "")
-            about = SnapshotEnd(
-                generation=lease.generation,
-                number=number,
-                is_base=base,
-                previous=previous,
-                meta=dict(meta),
-            )
-            return about, arrays
-
+        end = SnapshotEnd(
+            generation=lease.generation,
+            number=number,
+            first=links[0].link.number if links else number,
+            previous=links[-1].link if links else None,
+            meta=meta,
+        )
+        _check_finite(arrays, "")
         packing = Packing(compress=not base)
+        frames = packing.frames(_finite(chunks), end, arrays)
         path = self.path(number, is_base=base)
         with checkpoint_errors("write a checkpoint into", self.directory):
             try:
-                self.write(path, packing.frames(_finite(chunks), end), lease.check)
+                self.write(path, frames, lease.check)
             except BaseException:
                 lease.check()  # whoever takes our place removes what we write
                 raise
         # only now is it added to the chain, and may older ones go
-        add = self.chain.add_base if base else self.chain.add_delta
-        add(Link(number, packing.checksum), packing.size_bytes)
-        self._previous[number] = previous.number if previous else None
-        self._corrupt.discard(number)
+        link = Link(number, packing.checksum)
+        self.links = [*links, ChainLink(link, packing.size_bytes)]
+        self._first[number] = end.first
         self._prune()
         return path
 
@@ -170,7 +173,13 @@ class CheckpointStore(SnapshotDirectory):
                 sync_to_disk(temporary)
                 temporary.rename(path)
                 sync_to_disk(self.directory)
-            return path.read_text().strip()
+            trainer = path.read_bytes().decode("ascii", "replace").strip()
+        if not trainer.isascii() or not trainer.isprintable() or not trainer:
+            raise CheckpointError(
+                f"{path} does not hold the id of a trainer: restore it, or delete it, "
+                "and this trainer becomes another one"
+            )
+        return trainer
 
     def close(self) -> None:
         """Let go of the directory. May be called twice."""
@@ -194,10 +203,10 @@ class CheckpointStore(SnapshotDirectory):
         """
         found = super().load()
         if found is not None and self._lease is not None:
-            newer = {number for number in self.numbers() if number > found.number}
-            self._corrupt |= newer
-            self._corrupt.discard(found.number)
-            self.chain.links = [] if newer else found.links
+            newer = [number for number in self.numbers() if number > found.number]
+            self._first |= dict.fromkeys(newer, 0)
+            self._first[found.number] = found.end.first
+            self.links = [] if newer else found.links
             if prune:
                 self._prune()
         return found
@@ -205,39 +214,10 @@ class CheckpointStore(SnapshotDirectory):
     def load_number(self, number: int) -> Checkpoint:
         """See `SnapshotDirectory.load_number`; the next delta is added to it."""
         found = super().load_number(number)
-        self.chain.links = found.links
+        self.links = found.links
         return found
 
     # what is kept ---------------------------------------------------------------------
-
-    def pin(self, number: int) -> None:
-        """Keep a checkpoint and its chain until it is unpinned; may be called beside a
-        trainer.
-
-        Raises:
-            CorruptCheckpoint: it is not there, or not whole.
-        """
-        with (
-            checkpoint_errors("pin a checkpoint in", self.directory),
-            alone_in(self.directory),
-        ):
-            self.read_chain(number, {})
-            self._pin_path(number).touch()
-            sync_to_disk(self.directory)
-
-    def unpin(self, number: int) -> None:
-        """Let a checkpoint go when it is old; may be called beside a trainer."""
-        with checkpoint_errors("unpin a checkpoint in", self.directory):
-            self._pin_path(number).unlink(missing_ok=True)
-
-    def pinned(self) -> set[int]:
-        """The numbers of the checkpoints that are pinned."""
-        names = (path.stem for path in self.directory.glob(f"ckpt-*{PIN}"))
-        numbers = (name.removeprefix("ckpt-") for name in names)
-        return {int(number) for number in numbers if number.isdigit()}
-
-    def _pin_path(self, number: int) -> Path:
-        return self.directory / f"ckpt-{number:020d}{PIN}"
 
     def copy(self, directory: str | Path, number: int | None = None) -> Checkpoint:
         """Copy a checkpoint (None: the newest) and its chain into another directory,
@@ -260,77 +240,46 @@ class CheckpointStore(SnapshotDirectory):
                 raise CheckpointError(
                     f"{directory} has checkpoints already: choose a new or an empty directory"
                 )
-            copies = []
-            for snapshot in found.chain:
-                assert isinstance(snapshot, SnapshotFile)
-                copies.append(target.directory / f"{TEMPORARY}{snapshot.path.name}")
-                snapshot.copy_to(copies[-1])
             # base first: a crash in between leaves a whole, shorter chain
-            for path in copies:
-                path.rename(path.with_name(path.name.removeprefix(TEMPORARY)))
-            sync_to_disk(target.directory)
+            for snapshot in found.files():
+                path = target.directory / snapshot.path.relative_to(self.directory)
+                path.parent.mkdir(exist_ok=True)
+                temporary = path.with_name(f"{TEMPORARY}{path.name}")
+                snapshot.copy_to(temporary)
+                temporary.rename(path)
+                sync_to_disk(path.parent)
         return found
 
     def _prune(self) -> None:
-        """Remove what nothing needs: neither the newest `keep` that are whole, nor a
-        pinned one.
+        """Remove what the newest `keep` that are whole do not need.
 
         The newest go first, so that none is ever there without its chain. A failure
         does not make the save that came before it a failure: it is tried again after
-        the next. So it is if somebody else removes or pins files now, who may be a
-        process that sleeps.
+        the next.
         """
         assert self._lease is not None
-        with (
-            contextlib.suppress(BlockingIOError),
-            alone_in(self.directory, fcntl.LOCK_NB),
-        ):
-            numbers = self.numbers()
-            kept, needed = self._needed(numbers)
-            for number in reversed(numbers):
-                if number >= min(kept) or number in needed:
-                    continue
-                try:
-                    self._lease.check()  # or we slept, and it is no longer ours
-                    numbers[number].unlink()
-                except (OSError, CheckpointError) as error:
-                    logger.warning(
-                        "Could not remove the old checkpoint %s: %s",
-                        numbers[number], error,
-                    )  # fmt: skip
-                    return  # what it needs stays, too
-                self._corrupt.discard(number)
-                self._previous.pop(number, None)
+        numbers = self.numbers()
+        whole = [first for path in numbers.values() if (first := self._first_of(path))]
+        first = min(whole[-self._keep :], default=0)
+        for number in reversed([number for number in numbers if number < first]):
+            try:
+                self._lease.check()  # or we slept, and it is no longer ours
+                numbers[number].unlink()
+            except (OSError, CheckpointError) as error:
+                logger.warning(
+                    "Could not remove the old checkpoint %s: %s", numbers[number], error
+                )
+                return  # what it needs stays, too
 
-    def _needed(self, numbers: dict[int, Path]) -> tuple[list[int], set[int]]:
-        """The newest `keep` that are whole, and all that they and pinned ones need."""
-        kept: list[int] = []
-        needed: set[int] = set()
-        for number in reversed(numbers):
-            if number in self._corrupt or len(kept) == self._keep:
-                continue
-            chain = self._chain_of(number, numbers)
-            if chain is not None:
-                kept.append(number)
-                needed |= chain
-        for number in self.pinned():
-            needed |= self._chain_of(number, numbers) or set()
-        return kept, needed
-
-    def _chain_of(self, number: int, numbers: dict[int, Path]) -> set[int] | None:
-        """The numbers that one needs, and its own; None if that cannot be read."""
-        found: set[int] = set()
-        wanted: int | None = number
-        while wanted is not None:
-            found.add(wanted)
-            if wanted not in self._previous:
-                try:
-                    previous = SnapshotFile(numbers[wanted]).end.previous
-                except (KeyError, CheckpointError):
-                    return None
-                self._previous[wanted] = previous.number if previous else None
-            wanted = self._previous[wanted]
-        return found
+    def _first_of(self, path: Path) -> int:
+        """See `_first`."""
+        number = number_of(path)
+        if number not in self._first:
+            try:
+                self._first[number] = SnapshotFile(path).end.first
+            except CheckpointError:
+                self._first[number] = 0
+        return self._first[number]
 
 
 def _finite(chunks: Iterable[RowChunk]) -> Iterator[RowChunk]:

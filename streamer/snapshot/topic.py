@@ -3,18 +3,15 @@
 A snapshot is cut into records that brokers take. The key of each says which part of
 which snapshot it is, as JSON; the value is a stretch of its bytes:
 
-    {"generation": 1207, "number": 13, "is_base": false, "part": 0, "last": true}
+    {"generation": 1207, "number": 13, "part": 0, "last": true}
 
 A generation's number is the end of the topic when it began, so that it is higher than
-all before. Records of a base come between those of the deltas that are written
-meanwhile. What was written before the base before the last is removed: the topic holds
-two bases and the deltas after them.
+all before. What no reader needs any more is removed: every row is in the topic twice.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -24,9 +21,9 @@ from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 
 from streamer.errors import SourceError, SourceUnavailable
 from streamer.snapshot.chain import Checkpoint
-from streamer.snapshot.places import Found
-from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotId
-from streamer.sources.base import Partition, Positions, Source
+from streamer.snapshot.places import Found, check_follows
+from streamer.snapshot.snapshot import Snapshot, SnapshotEnd
+from streamer.sources.base import Source, StartAt
 from streamer.sources.kafka.client import connect, hang_up, to_streamer_error
 from streamer.sources.kafka.settings import KafkaSettings
 
@@ -36,6 +33,7 @@ batch.
 """
 TIMEOUT_S = 30.0
 MAX_RECORDS = 500
+MAX_UNSENT = 8
 CONFIG = {
     "linger_ms": 0,
     "max_block_ms": 5_000,
@@ -57,7 +55,6 @@ class _Key(msgspec.Struct, frozen=True):
 
     generation: int
     number: int
-    is_base: bool
     part: int
     last: bool
 
@@ -75,10 +72,7 @@ class TopicPlace:
         servers = ", ".join(settings.bootstrap_servers)
         self._where = f"topic {topic!r} of Kafka at {servers}"
         self._producer: Any = None
-        self._lock = threading.Lock()  # guards the producer
-        # offsets at which the last two bases begin
-        self._base_at = 0
-        self._base_before = 0
+        self._offsets: dict[int, int] = {}  # where each snapshot begins, by number
 
     def begin(self) -> tuple[int, int]:
         """See `Place.begin`."""
@@ -105,61 +99,47 @@ class TopicPlace:
             end: int = consumer.end_offsets([partition])[partition]
         return end + 1, 0
 
-    def write(self, ident: SnapshotId, frames: Iterable[bytes]) -> None:
+    def write(self, end: SnapshotEnd, frames: Iterable[bytes]) -> None:
         """See `Place.write`."""
-        producer = self._connected()
+        if self._producer is None:
+            config = CONFIG | self._settings.producer_config()
+            self._producer = connect(KafkaProducer, config)
         try:
             with to_streamer_error(self._where):
-                promises = deque[Any]()
-                first: int | None = None
+                promises = []
                 for part, (value, last) in enumerate(_parts(frames)):
-                    key = _encode_key(_Key(*ident, part, last))
-                    promises.append(producer.send(self._topic, value, key, partition=0))
-                    # a base must not fill the client's memory
-                    if len(promises) > 8 or last or part == 0:
-                        done = [p.get(timeout=TIMEOUT_S) for p in promises]
-                        first = done[0].offset if first is None else first
-                        promises.clear()
+                    key = _encode_key(_Key(end.generation, end.number, part, last))
+                    promises.append(
+                        self._producer.send(self._topic, value, key, partition=0)
+                    )
+                    # a large one must not fill the client's memory
+                    if len(promises) > MAX_UNSENT:
+                        promises[-MAX_UNSENT].get(timeout=TIMEOUT_S)
+                for promise in promises:
+                    promise.get(timeout=TIMEOUT_S)
+                self._offsets[end.number] = promises[0].get().offset
         except SourceError as error:
             # a client that failed once cannot write in order any more: the next try has
             # a new one
-            self._hang_up(producer)
+            self.close()
             raise SourceUnavailable(str(error)) from error
-        if ident.is_base and first is not None:
-            self._base_before = self._base_at
-            self._base_at = first
 
-    def prune(self, base: SnapshotId) -> None:
+    def prune(self, number: int) -> None:
         """See `Place.prune`. Brokers that do not let us remove records keep them."""
-        if not self._base_before:
-            return
+        first = self._offsets[number]
+        self._offsets = {n: at for n, at in self._offsets.items() if n >= number}
         with contextlib.suppress(SourceError, errors.KafkaError):
             admin = connect(KafkaAdminClient, self._settings.admin_config())
             try:
-                admin.delete_records(
-                    {TopicPartition(self._topic, 0): self._base_before}
-                )
+                admin.delete_records({TopicPartition(self._topic, 0): first})
             finally:
                 admin.close()
 
     def close(self) -> None:
         """See `Place.close`."""
         if self._producer is not None:
-            self._hang_up(self._producer)
-
-    def _connected(self) -> Any:
-        with self._lock:
-            if self._producer is None:
-                config = CONFIG | self._settings.producer_config()
-                self._producer = connect(KafkaProducer, config)
-            return self._producer
-
-    def _hang_up(self, producer: Any) -> None:
-        with self._lock:
-            if self._producer is not producer:
-                return  # the other thread was first
+            hang_up(self._producer, drop_unsent=True)
             self._producer = None
-        hang_up(producer, drop_unsent=True)
 
 
 class TopicReader:
@@ -172,37 +152,47 @@ class TopicReader:
     def __init__(self, make_source: Callable[[], Source]) -> None:
         self._make_source = make_source
         self._source: Source | None = None
-        self._parts: dict[SnapshotId, list[bytes]] = {}
-        self._complete: deque[tuple[SnapshotId, bytes]] = deque()
-        self._needs_base = True
+        self._generation = 0  # the newest that was seen
+        self._parts: list[bytes] = []  # of the snapshot that is being read
+        self._complete: deque[tuple[str, bytes]] = deque()
+        self._collected: list[Snapshot] = []  # follow each other
 
     def poll(self, served: SnapshotEnd | None, timeout_s: float) -> Found:
         """See `SnapshotReader.poll`."""
-        if not self._complete or self._waits_for_base():
+        if not self._complete:
             self._read(timeout_s)
-        while self._complete and not self._waits_for_base():
-            ident, content = self._complete.popleft()
-            if self._is_wanted(ident, served):
-                self._needs_base = False
-                snapshot = Snapshot.of_bytes(str(ident), content)
-                return Checkpoint([snapshot]) if ident.is_base else snapshot
+        while self._complete:
+            snapshot = Snapshot.of_bytes(*self._complete.popleft())
+            if served is not None and not _is_newer(snapshot.end, served):
+                continue  # doubled, or of a trainer that has a successor
+            if served is not None and snapshot.end.previous == served.link:
+                self._collected = []
+                return snapshot
+            if self._collect(snapshot):
+                chain = self._collected
+                self._collected = []
+                return Checkpoint(chain)
+            if len(self._collected) == 1:
+                check_follows(snapshot.end, served)
         return None
 
-    def _is_wanted(self, ident: SnapshotId, served: SnapshotEnd | None) -> bool:
-        if served is None:
-            return ident.is_base
-        if (ident.generation, ident.number) <= (served.generation, served.number):
-            return False  # doubled, or of a trainer that has a successor
-        if ident.is_base:
-            return True
-        is_next = ident.number == served.number + 1
-        same_generation = ident.generation == served.generation
-        return same_generation and (is_next or not self._needs_base)
+    def _collect(self, snapshot: Snapshot) -> bool:
+        """Add a snapshot to those that it follows; True if they have every row."""
+        end = snapshot.end
+        if self._collected:
+            last = self._collected[-1].end
+            if not _is_newer(end, last):
+                return False
+            if end.previous != last.link:
+                self._collected = []
+        self._collected.append(snapshot)
+        self._collected = [o for o in self._collected if o.end.number >= end.first]
+        return self._collected[0].end.number == end.first
 
     def _read(self, timeout_s: float) -> None:
         if self._source is None:
             source = self._make_source()
-            source.open(_FromTheStart())
+            source.open(StartAt({}))
             self._source = source
         for chunk in self._source.poll(MAX_RECORDS, timeout_s):
             for key, value in zip(chunk.keys, chunk.values, strict=True):
@@ -215,42 +205,21 @@ class TopicReader:
             key = _decode_key(raw or b"")
         except msgspec.MsgspecError:
             return  # nothing of ours
-        ident = SnapshotId(key.generation, key.number, key.is_base)
+        if key.generation < self._generation:
+            return  # of a trainer that has a successor
+        self._generation = key.generation
         if key.part == 0:
-            self._parts[ident] = []
-        parts = self._parts.get(ident)
-        if parts is None or len(parts) != key.part:
-            # one is missing: it was removed, or is written again from the start
-            self._parts.pop(ident, None)
-            return
-        parts.append(value)
+            self._parts = []
+        elif len(self._parts) != key.part:
+            return  # one is missing: it was removed, or all are written again
+        self._parts.append(value)
         if key.last:
-            self._add_whole(ident, b"".join(self._parts.pop(ident)))
-
-    def _add_whole(self, ident: SnapshotId, content: bytes) -> None:
-        """Put a snapshot where it belongs: a base comes before the deltas that were
-        written while it was.
-        """
-        before = [one for one in self._complete if one[0] < ident]
-        later = [one for one in self._complete if one[0] >= ident]
-        if ident.is_base:
-            self._complete = deque([*before, (ident, content), *later])
-        else:
-            self._complete.append((ident, content))
-        for other in list(self._parts):
-            if other.generation < ident.generation:
-                del self._parts[other]
-
-    def _waits_for_base(self) -> bool:
-        """Whether the deltas that are here continue a base that has begun to come."""
-        first, _ = self._complete[0]
-        return self._needs_base and any(
-            base.is_base and base < first for base in self._parts
-        )
+            name = f"snapshot {key.number} of generation {key.generation}"
+            self._complete.append((name, b"".join(self._parts)))
+            self._parts = []
 
     def refuse(self) -> None:
-        """See `SnapshotReader.refuse`: a base comes by itself."""
-        self._needs_base = True
+        """See `SnapshotReader.refuse`: what comes next has every row sooner or later."""
 
     def close(self) -> None:
         """See `SnapshotReader.close`."""
@@ -259,12 +228,8 @@ class TopicReader:
             self._source = None
 
 
-class _FromTheStart:
-    def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
-        return {}
-
-    def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        return
+def _is_newer(end: SnapshotEnd, than: SnapshotEnd) -> bool:
+    return (end.generation, end.number) > (than.generation, than.number)
 
 
 def _parts(frames: Iterable[bytes]) -> Iterator[tuple[bytes, bool]]:

@@ -8,25 +8,27 @@ decides who may ask and how much, and counts what is answered.
 from __future__ import annotations
 
 import asyncio
-import functools
-import gzip
 import hmac
 import ipaddress
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
-from dataclasses import dataclass
 from http import HTTPStatus
-from importlib import resources
-from pathlib import PurePath
+from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
 from fastapi import FastAPI, Request, Response
-from prometheus_client import CollectorRegistry, make_asgi_app
+from fastapi.exceptions import RequestValidationError
+from fastapi.middleware.gzip import GZipMiddleware
+from fastapi.responses import FileResponse
+from prometheus_client import (
+    CONTENT_TYPE_PLAIN_0_0_4,
+    CollectorRegistry,
+    generate_latest,
+)
 from starlette.exceptions import HTTPException
-from starlette.routing import Route
 
 from streamer.metrics.health import Verdict
 
@@ -37,6 +39,7 @@ TOO_LARGE = f"A body has at most {MAX_BODY_BYTES:,} bytes."
 REQUEST_S = 10.0
 """A request that takes longer to arrive and to be answered is given up."""
 MIN_COMPRESSED_BYTES = 1024
+STATIC = Path(__file__).parent / "static"
 
 EMPTY_STYLE = "'sha256-47DEQpj8HBSa+/TImW+5JCeuQeRkm5NMpJWZG3hSuFU='"
 """Plotly adds an empty style element and fills it by script; the rest it styles by
@@ -95,8 +98,9 @@ def new_app(description: str = "") -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
+    app.add_middleware(GZipMiddleware, MIN_COMPRESSED_BYTES, compresslevel=1)
     app.add_exception_handler(HTTPStatus.NOT_FOUND, _not_found)
-    app.add_exception_handler(HTTPStatus.METHOD_NOT_ALLOWED, _not_allowed)
+    app.add_exception_handler(RequestValidationError, _not_valid)
     app.add_exception_handler(Exception, _failed)
     return app
 
@@ -105,24 +109,20 @@ def add_page(app: FastAPI, html: str, *files: str) -> set[str]:
     """Serve a page at `/` and its files by their names; returns all paths of it."""
     names = {"/": html} | {f"/{name}": name for name in files}
     for path, name in names.items():
-        add_file(app, path, functools.partial(_static_file, name), "no-cache")
+        add_file(app, path, STATIC / name, "no-cache")
     return set(names)
 
 
-def add_file(app: FastAPI, path: str, read: Callable[[], bytes], cache: str) -> None:
-    """Serve a file, which is read and compressed at the first request for it."""
-    read_once = functools.cache(read)
-    media_type = MEDIA_TYPES[PurePath(path).suffix or ".html"]
+def add_file(app: FastAPI, path: str, file: Path, cache: str) -> None:
+    """Serve a file; browsers keep it as `cache` says."""
+    media_type = MEDIA_TYPES[file.suffix]
 
-    def file(request: Request) -> Response:
-        body = read_once()
-        return compressed_response(request, body, media_type, cache, _pack_file)
+    def get_file() -> Response:
+        return FileResponse(
+            file, headers={"Cache-Control": cache}, media_type=media_type
+        )
 
-    app.add_api_route(path, file, include_in_schema=False)
-
-
-def _static_file(name: str) -> bytes:
-    return (resources.files("streamer.web") / "static" / name).read_bytes()
+    app.add_api_route(path, get_file, include_in_schema=False)
 
 
 def add_health(app: FastAPI, health: HealthChecks) -> None:
@@ -147,31 +147,14 @@ def _verdict_response(verdict: Verdict) -> Response:
 def add_metrics(
     app: FastAPI,
     registry: CollectorRegistry,
-    refresh: Callable[[], None] | None = None,
+    refresh: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve `/metrics`; `refresh` is called before they are read."""
-    endpoint = _Metrics(registry, refresh)
-    app.router.routes.append(Route("/metrics", endpoint, methods=["GET"]))
 
-
-class _Metrics:
-    """The ASGI app of Prometheus' client."""
-
-    def __init__(
-        self, registry: CollectorRegistry, refresh: Callable[[], None] | None
-    ) -> None:
-        self._app = make_asgi_app(registry)
-        self._refresh = refresh
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._refresh is not None:
-            self._refresh()
-        try:
-            await self._app(scope, receive, send)
-        except (TypeError, ValueError):
-            # A header that the client cannot parse; it has not sent anything yet.
-            plain = {**scope, "headers": [], "query_string": b""}
-            await self._app(plain, receive, send)
+    @app.get("/metrics", include_in_schema=False)
+    def metrics() -> Response:
+        refresh()
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
 
 # responses ----------------------------------------------------------------------------
@@ -183,51 +166,27 @@ def json_response(value: Any, status: int = HTTPStatus.OK) -> Response:
     return Response(body, status, NO_STORE, "application/json")
 
 
-def error_response(status: int, detail: str) -> Response:
+def error_response(status: int, detail: Any) -> Response:
     """What went wrong, as JSON."""
     return json_response({"detail": detail}, status)
 
 
-def _pack(body: bytes) -> bytes:
-    return gzip.compress(body, 1)
-
-
-@functools.cache
-def _pack_file(body: bytes) -> bytes:
-    return gzip.compress(body, 6)
-
-
-def compressed_response(
-    request: Request,
-    body: bytes,
-    media_type: str,
-    cache: str,
-    pack: Callable[[bytes], bytes] = _pack,
-) -> Response:
-    """A body that is packed if the client understands gzip and it is worth it."""
-    headers = {"Cache-Control": cache, "Vary": "Accept-Encoding"}
-    understood = "gzip" in request.headers.get("accept-encoding", "")
-    if understood and len(body) >= MIN_COMPRESSED_BYTES:
-        headers["Content-Encoding"] = "gzip"
-        body = pack(body)
-    return Response(body, headers=headers, media_type=media_type)
+def _not_valid(_: Request, error: Exception) -> Response:
+    """Say what is wrong, and where; what was sent is not quoted, because it may be
+    anything, also text that has no encoding.
+    """
+    assert isinstance(error, RequestValidationError)
+    problems = []
+    for problem in error.errors():
+        place = [str(part).encode(errors="replace").decode() for part in problem["loc"]]
+        problems.append({"loc": place, "msg": problem["msg"], "type": problem["type"]})
+    return error_response(HTTPStatus.UNPROCESSABLE_ENTITY, problems)
 
 
 def _not_found(request: Request, _: Exception) -> Response:
     paths = sorted({route.path for route in request.app.routes})
     detail = f"There is no such path; there are {', '.join(paths)}."
     return error_response(HTTPStatus.NOT_FOUND, detail)
-
-
-def _not_allowed(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    allowed = set((error.headers or {})["Allow"].split(", "))
-    if "GET" in allowed:
-        allowed.add("HEAD")
-    names = ", ".join(sorted(allowed))
-    response = error_response(error.status_code, f"Only {names} are allowed here.")
-    response.headers["Allow"] = names
-    return response
 
 
 def _failed(_: Request, error: Exception) -> Response:
@@ -238,40 +197,30 @@ def _failed(_: Request, error: Exception) -> Response:
 # who may ask --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Access:
-    """Who may ask.
-
-    Args:
-        only_local: refuse requests for other names than this machine's own.
-        token: that requests must carry; None for none.
-        open_paths: for which no token is needed.
-    """
-
-    only_local: bool = True
-    token: str | None = None
-    open_paths: Collection[str] = ()
-
-
 class Guard:
     """Lets requests through that may ask, are small and arrive in time.
 
     Args:
         app: answers them.
-        access: who may ask.
+        only_local: refuse requests for other names than this machine's own.
+        token: that requests must carry; None for none.
+        open_paths: for which no token is needed.
         on_response: called with path, status and seconds of each request.
     """
 
     def __init__(
         self,
         app: FastAPI,
-        access: Access,
+        only_local: bool = True,
+        token: str | None = None,
+        open_paths: Collection[str] = (),
         on_response: Callable[[str, int, float], None] | None = None,
     ) -> None:
         self._app = app
-        self._access = access
+        self._only_local = only_local
+        self._token = token
+        self._open_paths = open_paths
         self._on_response = on_response
-        self._authorization = f"Bearer {access.token}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -309,7 +258,7 @@ class Guard:
     def _refusal(self, scope: Scope) -> Response | None:
         headers = dict(scope["headers"])
         host = headers.get(b"host", b"localhost").decode("latin-1")
-        if self._access.only_local and not is_local(host):
+        if self._only_local and not is_local(host):
             detail = "This address serves local names only, such as 127.0.0.1."
             return error_response(HTTPStatus.MISDIRECTED_REQUEST, detail)
         origin = headers.get(b"origin", b"").decode("latin-1")
@@ -319,15 +268,13 @@ class Guard:
         if not self._is_authorized(scope["path"], headers):
             detail = "This server needs its token: Authorization: Bearer TOKEN"
             return error_response(HTTPStatus.UNAUTHORIZED, detail)
-        if int(headers.get(b"content-length") or 0) > MAX_BODY_BYTES:
-            return error_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, TOO_LARGE)
         return None
 
     def _is_authorized(self, path: str, headers: Mapping[bytes, bytes]) -> bool:
-        if self._access.token is None or path in self._access.open_paths:
+        if self._token is None or path in self._open_paths:
             return True
         given = headers.get(b"authorization", b"")
-        return hmac.compare_digest(given, self._authorization)
+        return hmac.compare_digest(given, f"Bearer {self._token}".encode())
 
 
 def _path_label(scope: Scope) -> str:

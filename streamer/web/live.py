@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
+import dataclasses
 import os
 import sys
 import threading
+import time
 import webbrowser
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
 
-import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Response
 from prometheus_client import (
     GC_COLLECTOR,
     PLATFORM_COLLECTOR,
@@ -21,49 +23,38 @@ from prometheus_client import (
 )
 
 from streamer.metrics.monitor import Monitor
+from streamer.metrics.status import Status
 from streamer.serve.settings import is_loopback
+from streamer.sources.base import Partition
 from streamer.web.app import (
-    Access,
     Guard,
     add_file,
     add_health,
     add_metrics,
     add_page,
-    compressed_response,
+    json_response,
     new_app,
 )
-from streamer.web.live_data import page_data
 from streamer.web.server import WebServer, listen
 
-logger = logging.getLogger("streamer")
-
+SHOWN_VALUE = 160
+"""Characters of a dead letter's value that are shown."""
 PAGE = ("live.html", "live.js", "common.js", "page.css", "icon.svg")
 
 
-@contextlib.contextmanager
-def serve_metrics(
-    source: str, host: str, port: int, show_values: bool = False
-) -> Iterator[tuple[Monitor, str]]:
-    """A monitor that is served while the block runs, and the address of its page.
+def new_monitor(source: str) -> Monitor:
+    """A monitor of this process.
 
     Args:
         source: where events come from, for a person.
-        host: address to listen on.
-        port: to listen on; 0 for any that is free.
-        show_values: let the page show what dead letters hold.
-
-    Raises:
-        StreamerError: it cannot listen there.
     """
-    # Without a series beside each counter that says when the counter was created.
+    # Without a series beside each histogram that says when it was created.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     registry.register(PLATFORM_COLLECTOR)
     registry.register(GC_COLLECTOR)
-    monitor = Monitor(registry, source)
-    with monitor_server(monitor, host, port, show_values) as server:
-        yield monitor, server.url
+    return Monitor(registry, source)
 
 
 def monitor_server(
@@ -72,40 +63,33 @@ def monitor_server(
     port: int = 0,
     show_values: bool = False,
 ) -> WebServer:
-    """A server of what a monitor sees; see `serve_metrics`."""
+    """A server of what a monitor sees.
+
+    Args:
+        monitor: what watches the line.
+        host: address to listen on.
+        port: to listen on; 0 for any that is free.
+        show_values: let the page show what dead letters hold.
+
+    Raises:
+        StreamerError: it cannot listen there.
+    """
     app = new_app()
     add_page(app, *PAGE)
+    plotly = Path(str(resources.files("plotly") / "package_data" / "plotly.min.js"))
+    add_file(app, "/plotly.js", plotly, "public, max-age=86400")
     add_health(app, monitor.health)
     add_metrics(app, monitor.registry)
-    add_live_data(app, monitor, show_values)
-    listening = listen(host, port, "--metrics-")
-    access = Access(only_local=is_loopback(listening.getsockname()[0]))
-    return WebServer(Guard(app, access), listening)
-
-
-def add_live_data(app: FastAPI, monitor: Monitor, show_values: bool) -> None:
-    """Serve what the live page shows, and the library of its charts."""
-    add_file(app, "/plotly.js", _plotly, "public, max-age=86400")
 
     @app.get("/data.json")
-    def data(request: Request, span: str = "recent") -> Response:
+    def data(span: str = "recent") -> Response:
         """What the page shows; `span=run` for the whole run."""
         span = "run" if span == "run" else "recent"
-        body = msgspec.json.encode(page_data(monitor, span, show_values))
-        return compressed_response(request, body, "application/json", "no-store")
+        return json_response(page_data(monitor, span, show_values))
 
-
-def _plotly() -> bytes:
-    """The library as the installed package carries it."""
-    from plotly.offline import get_plotlyjs
-
-    script: str = get_plotlyjs()
-    return script.encode()
-
-
-def announce(url: str) -> None:
-    """Log where the page is."""
-    logger.info("live page at %s, metrics at %smetrics", url, url)
+    listening = listen(host, port, "--metrics-")
+    only_local = is_loopback(listening.getsockname()[0])
+    return WebServer(Guard(app, only_local), listening)
 
 
 def opens_browser(environ: Mapping[str, str] = os.environ) -> bool:
@@ -119,3 +103,82 @@ def open_browser(url: str) -> None:
     threading.Thread(
         target=webbrowser.open, args=(url,), name="browser", daemon=True
     ).start()
+
+
+# what the page shows ------------------------------------------------------------------
+
+
+def page_data(
+    monitor: Monitor, span: str = "recent", show_values: bool = False
+) -> dict[str, Any]:
+    """Everything that the page shows.
+
+    Args:
+        monitor: what watches the line.
+        span: of the charts: `recent` for the last minutes, `run` for all of it.
+        show_values: also what dead letters hold.
+    """
+    timeline = monitor.timeline
+    rows = timeline.run() if span == "run" else timeline.recent()
+    status = monitor.status or Status()
+    partitions = []
+    for (topic, number), position in sorted(status.partitions.items()):
+        lag = status.lag.get(Partition(topic, number))  # of a file nobody knows it
+        row = {"topic": topic, "partition": number, "position": position, "lag": lag}
+        partitions.append(row)
+    members = []
+    for member in status.members:
+        numbers = [partition.number for partition in member.partitions]
+        members.append(member._asdict() | {"partitions": numbers})
+    published = status.publishing
+    return {
+        "now": time.time(),
+        "started": monitor.started_at,
+        "source": monitor.source,
+        "build": monitor.build,
+        "alive": monitor.health.alive()._asdict(),
+        "ready": monitor.health.ready()._asdict(),
+        "timeline": {"span": span, "columns": timeline.columns, "rows": rows},
+        "figures": status.figures() if monitor.status is not None else None,
+        "cache": monitor.sampler_report,
+        "ranking": {
+            "influence": status.influence,
+            "towers": str(status.towers) if status.towers is not None else None,
+        },
+        "partitions": partitions,
+        "members": members,
+        "dead_letters": {
+            "reasons": status.accounting["dead_letters"],
+            "recent": _dead_letters(monitor, show_values),
+            "shows_values": show_values,
+            "backpressure_reason": status.backpressure_reason,
+        },
+        "store": status.store,
+        "checkpoint": {
+            "age_s": status.checkpoint_age_s and monitor.checkpoint_age_s(),
+            **dataclasses.asdict(status.saves),
+        },
+        "publishing": published
+        and {
+            "age_s": published.at_s and time.time() - published.at_s,
+            **dataclasses.asdict(published),
+        },
+    }
+
+
+def _dead_letters(monitor: Monitor, show_values: bool) -> list[dict[str, Any]]:
+    """The latest dead letters; their details may quote what they hold."""
+    found = []
+    for time_s, letter in monitor.letters():
+        value = (letter.value or b"")[: 4 * SHOWN_VALUE].decode(errors="replace")
+        shown = {
+            "time": time_s,
+            "topic": letter.topic,
+            "partition": letter.partition,
+            "offset": letter.offset,
+            "reason": str(letter.reason),
+            "detail": letter.detail if show_values else "",
+            "value": value[:SHOWN_VALUE] if show_values else "",
+        }
+        found.append(shown)
+    return found

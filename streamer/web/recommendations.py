@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel, Field
@@ -30,11 +31,18 @@ from streamer.web.app import error_response, json_response
 
 MAX_BATCH = 16
 """Requests that are computed together."""
+SLICE_ITEMS = 1000
+"""Items that they name together; a single request may name more."""
 MAX_QUERIES = 100
+MAX_ITEMS = 10_000
+"""Items that the queries of one request may name together: k, `recent` and `exclude`."""
 
 IdPath = Annotated[str, Path(min_length=1, max_length=256)]
 IdQuery = Annotated[Sequence[Id], Query(max_length=MAX_IDS)]
 K = Annotated[int, Query(ge=1, le=MAX_K)]
+T = TypeVar("T")
+Waiting = tuple[RecommendRequest, asyncio.Future[Any]]
+"""A request, and who waits for its answer."""
 
 
 class RecommendRequests(BaseModel):
@@ -105,15 +113,22 @@ class Click(BaseModel):
     item: Id
 
 
+def work_of(request: RecommendRequest) -> int:
+    """How many items a request names, which is what it costs."""
+    return request.k + len(request.recent) + len(request.exclude)
+
+
 class RequestBatcher:
     """Computes recommendations on a thread of its own; requests that wait at the same
     time are computed together, which costs less than one by one.
+
+    No slice of the work is large, so that whoever comes later waits for few others.
     """
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._thread = ThreadPoolExecutor(1, "recommend")
-        self._waiting: list[tuple[RecommendRequest, asyncio.Future[Any]]] = []
+        self._waiting: deque[Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
 
     async def recommend(self, request: RecommendRequest) -> dict[str, Any]:
@@ -125,6 +140,22 @@ class RequestBatcher:
         found: dict[str, Any] = await answer
         return found
 
+    async def recommend_all(
+        self, requests: Sequence[RecommendRequest]
+    ) -> list[dict[str, Any]]:
+        """Answers of one generation, in the order of the requests; those that wait for
+        others get their turn between two slices.
+        """
+        while True:
+            answers: list[Any] = []
+            left = deque(requests)
+            while left:
+                computed = map(self.recommend, _take_slice(left, work_of))
+                answers += await asyncio.gather(*computed, return_exceptions=True)
+            found = [_answer_or_error(answer) for answer in answers]
+            if len({one["generation"] for one in found if "error" not in one}) <= 1:
+                return found
+
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The result of a function that is called on the thread."""
         loop = asyncio.get_running_loop()
@@ -132,27 +163,45 @@ class RequestBatcher:
 
     async def _compute_waiting(self) -> None:
         while self._waiting:
-            batch = self._waiting[:MAX_BATCH]
-            del self._waiting[:MAX_BATCH]
-            await self._compute(batch)
+            slice_ = _take_slice(self._waiting, lambda waiting: work_of(waiting[0]))
+            wanted = [waiting for waiting in slice_ if not waiting[1].cancelled()]
+            requests = [request for request, _ in wanted]
+            results: Sequence[Any]
+            try:
+                results = await self.run(self._service.recommend_all, requests)
+            except Exception as error:  # each of them has a client that waits
+                results = [error] * len(wanted)
+            for (_, answer), result in zip(wanted, results, strict=True):
+                if answer.cancelled():
+                    continue
+                if isinstance(result, Exception):
+                    answer.set_exception(result)
+                else:
+                    answer.set_result(result)
         self._task = None
 
-    async def _compute(
-        self, batch: list[tuple[RecommendRequest, asyncio.Future[Any]]]
-    ) -> None:
-        requests = [request for request, _ in batch]
-        results: Sequence[Any]
-        try:
-            results = await self.run(self._service.recommend_all, requests)
-        except Exception as error:  # each of them has a client that waits
-            results = [error] * len(batch)
-        for (_, answer), result in zip(batch, results, strict=True):
-            if answer.cancelled():
-                continue
-            if isinstance(result, Exception):
-                answer.set_exception(result)
-            else:
-                answer.set_result(result)
+
+def _take_slice(queue: deque[T], work: Callable[[T], int]) -> list[T]:
+    """Take the first of a queue, as many as are computed together."""
+    taken = [queue.popleft()]
+    items = work(taken[0])
+    while queue and len(taken) < MAX_BATCH:
+        items += work(queue[0])
+        if items > SLICE_ITEMS:
+            break
+        taken.append(queue.popleft())
+    return taken
+
+
+def _answer_or_error(answer: dict[str, Any] | BaseException) -> dict[str, Any]:
+    """An answer, or why one of several requests has none; what has nothing to do with
+    the request is raised.
+    """
+    if isinstance(answer, dict):
+        return answer
+    if isinstance(answer, StreamerError) and not isinstance(answer, NotReady):
+        return {"error": str(answer)}
+    raise answer
 
 
 def add_recommendations(app: FastAPI, service: Service) -> None:
@@ -186,13 +235,17 @@ def add_recommendations(app: FastAPI, service: Service) -> None:
 
     @app.post("/recommendations/batch", response_model=RecommendationsOfSeveral)
     async def for_several(requests: RecommendRequests) -> Response:
-        """Several at once, answered by one step of the model; one that cannot be
+        """Several at once, answered by one generation of the model; one that cannot be
         answered has an `error`.
         """
-        answers = await batcher.run(service.recommend_all, requests.queries)
-        for k, answer in enumerate(answers):
-            if isinstance(answer, StreamerError):
-                answers[k] = {"error": str(answer)}
+        items = sum(map(work_of, requests.queries))
+        if items > MAX_ITEMS:
+            detail = (
+                f"The queries name {items:,} items together (k, recent, exclude), "
+                f"more than {MAX_ITEMS:,}: ask in several requests."
+            )
+            return error_response(HTTPStatus.BAD_REQUEST, detail)
+        answers = await batcher.recommend_all(requests.queries)
         return json_response({"answers": answers})
 
     @app.get("/items/{item:path}/similar", response_model=Recommendations)
@@ -220,13 +273,13 @@ def add_hidden_items(app: FastAPI, service: Service) -> None:
     @app.put("/hidden/{item:path}", response_model=HiddenItems)
     def hide(item: IdPath) -> Response:
         """Never recommend an item, from the next answer on."""
-        hidden.hide(item)
+        hidden.put(item, True)
         return hidden_response()
 
     @app.delete("/hidden/{item:path}", response_model=HiddenItems)
     def show(item: IdPath) -> Response:
         """Recommend it again."""
-        hidden.show(item)
+        hidden.put(item, False)
         return hidden_response()
 
 
@@ -247,13 +300,13 @@ def add_status(
     def status(last_s: Annotated[float, Query(gt=0)] = LAST_S) -> Response:
         """What is served, and how fresh it was in the last seconds."""
         ready, reason = service.ready()
-        found = {"ready": ready, "reason": reason}
-        if service.replica is not None:
-            found |= service.about()
-        found |= service.sizes()
-        found["freshness"] = service.freshness.quantiles(time.time(), last_s)
-        found["writes_events"] = write_event is not None
-        return json_response(found)
+        found = {
+            "ready": ready,
+            "reason": reason,
+            "freshness": service.freshness.quantiles(time.time(), last_s),
+            "writes_events": write_event is not None,
+        }
+        return json_response(found | service.status())
 
     if write_event is None:
         return

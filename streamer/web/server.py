@@ -45,6 +45,7 @@ class WebServer:
         listening: socket.socket,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
+        self.app = app
         self._socket = listening
         host, port = listening.getsockname()[:2]
         self.port: int = port
@@ -167,25 +168,15 @@ def listen(host: str, port: int, options: str) -> socket.socket:
     Raises:
         StreamerError: it cannot listen there.
     """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, *_, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind)
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
     except OSError as error:
         raise StreamerError(_problem(error, host, port, options)) from error
-    try:
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        listening.listen(BACKLOG)
-    except OSError as error:
-        listening.close()
-        raise StreamerError(_problem(error, host, port, options)) from error
-    return listening
 
 
 def _problem(error: OSError, host: str, port: int, options: str) -> str:
-    if isinstance(error, socket.gaierror):
+    if (error.errno or 0) < 0:  # as `getaddrinfo` numbers what went wrong
         return (
             f"{options}host {host} is not an address of this machine: "
             "try 127.0.0.1, or 0.0.0.0 for all of them"

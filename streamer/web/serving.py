@@ -19,7 +19,6 @@ from streamer.serve.metrics import ServerMetrics
 from streamer.serve.service import Service
 from streamer.serve.settings import ServeSettings, is_loopback
 from streamer.web.app import (
-    Access,
     Guard,
     add_health,
     add_metrics,
@@ -89,11 +88,12 @@ def _web_server(
     add_health(app, service)
     add_metrics(app, metrics.registry, lambda: metrics.refresh(service))
     page_paths = add_page(app, *PAGE)
-    access = Access(
-        only_local=is_loopback(settings.host),
-        token=settings.token,
-        open_paths={"/healthz", "/readyz", *page_paths},
+    guard = Guard(
+        app,
+        is_loopback(settings.host),
+        settings.token,
+        {"/healthz", "/readyz", *page_paths},
+        metrics.answered,
     )
-    guard = Guard(app, access, metrics.answered)
     listening = listen(settings.host, settings.port, "--")
     return WebServer(guard, listening, settings.max_connections)

@@ -23,7 +23,8 @@ class Stretch:
     be learned from.
 
     Args:
-        items: [n] item rows, in the order of the stream.
+        users: [n] user rows, in the order of the stream.
+        items: [n] item rows.
         recent: [n, 10] the last distinct items of each event's user, as of the event.
         ages_s: [n, 10] how long before the event the user had each of them.
         ranked: [m] the places of the events to be ranked, ascending.
@@ -33,6 +34,7 @@ class Stretch:
         seen: what the users of the `ranked` had before.
     """
 
+    users: Rows
     items: Rows
     recent: Recent
     ages_s: Doubles

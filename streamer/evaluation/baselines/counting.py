@@ -48,6 +48,8 @@ class Counting:
 
     normalised: ClassVar[bool] = True
     """Whether an item's pairs are divided by n."""
+    directed: ClassVar[bool] = False
+    """Whether only the earlier item of a pair gets the later one."""
     popular: ClassVar[float] = 1e-6
     """What one of the last 5,000 events adds to the score of its item."""
 
@@ -92,6 +94,7 @@ class Counting:
                 self._totals,
                 popularity,
                 self.normalised,
+                self.directed,
                 self.popular,
             )
             done = _walk(counts, self._scores, touched, events, *asked, *ranks, state)
@@ -126,6 +129,7 @@ class _Counts(NamedTuple):
     totals: Doubles
     popularity: PopularityOrder
     normalised: bool
+    directed: bool
     popular: float
 
 
@@ -179,8 +183,14 @@ def _learn(counts: _Counts, events: _WeightedEvents, until: int, state: Rows) ->
             other = events.recent[event, state[2] // 2]
             if other < 0:
                 break
-            one, two = (item, other) if state[2] % 2 else (other, item)
-            if item != other or state[2] % 2:
+            back = bool(state[2] % 2)
+            one = other
+            two = item
+            if back:
+                one = item
+                two = other
+            once = back != counts.directed
+            if once or (item != other and not back):
                 weight = events.learning[event, state[2] // 2]
                 if not add_one(counts.pairs, one, two, weight):
                     return False
@@ -202,16 +212,14 @@ def _score(
     found = 0
     for k in range(RECENT):
         row = recent[k]
-        if row < 0:
+        if row < 0 or weights[k] == 0.0:
             break
         slots = slots_of(pairs, row)
         if len(slots) == 0:
             continue
-        weight = (
-            weights[k] / np.sqrt(counts.totals[row])
-            if counts.normalised
-            else weights[k]
-        )
+        weight = weights[k]
+        if counts.normalised:
+            weight = weight / np.sqrt(counts.totals[row])
         for slot in slots:
             item = pairs.keys[slot]
             if item >= 0:
@@ -239,7 +247,9 @@ def _ranks(
     """
     popular = counts.popular
     by_popularity = counts.popularity
-    own = scores[target] if scores[target] else popular * by_popularity.counts[target]
+    own = scores[target]
+    if own == 0.0:
+        own = popular * by_popularity.counts[target]
     if own == 0.0:
         return MISS, MISS
     ahead = 0
@@ -255,6 +265,8 @@ def _ranks(
         return ahead + 1, MISS
     known = 0
     for item in seen:
-        score = scores[item] if scores[item] else popular * by_popularity.counts[item]
+        score = scores[item]
+        if score == 0.0:
+            score = popular * by_popularity.counts[item]
         known += score > own or (score == own and item > target)
     return ahead + 1, ahead + 1 - known

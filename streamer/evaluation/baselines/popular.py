@@ -67,7 +67,8 @@ class MostPopular:
 
     def walk(self, stretch: Stretch) -> Ranks:
         """Rank and learn, event by event."""
-        order = self.reserve(int(stretch.items.max(initial=-1)) + 1, len(stretch.items))
+        size = int(stretch.items.max(initial=-1)) + 1
+        order = self.reserve(size, len(stretch.items))
         ranks = Ranks.missed(len(stretch.ranked))
         seen = stretch.seen
         for_new = (seen.fresh, seen.first, seen.items)
@@ -79,7 +80,8 @@ class MostPopular:
         """Retire items: as if they had had no events."""
         last = self._order.last
         last[np.isin(last, items)] = -1
-        _forget(self._order._replace(items=self.items()), items[items < self.size])
+        order = self._order._replace(items=self.items())
+        _forget(order, items[items < self.size])
 
     def items(self) -> Rows:
         """All items, the most popular first; those without events behind."""
@@ -90,7 +92,8 @@ class MostPopular:
         what was never seen.
         """
         counts = self._order.counts[self.items()]
-        share = (np.cumsum(counts) - counts) / max(counts.sum(), 1)
+        before = np.cumsum(counts) - counts
+        share = before / max(counts.sum(), 1)
         begins = np.searchsorted(share, (HEAD, TORSO))
         known = items < self.size
         bands = np.full(len(items), 2)

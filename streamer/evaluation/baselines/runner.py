@@ -39,8 +39,7 @@ class BaselineRunner:
         self._recent = RecentItems(RECENT, retired)
         self._clock = clock
         self._thread = ThreadPoolExecutor(1, "baselines") if beside else None
-        self._working: Future[dict[str, Ranks]] | None = None
-        self._found: dict[str, Ranks] = {}
+        self._found: Future[dict[str, Ranks]] = Future()
         self.names = [baseline.name for baseline in baselines]
         self.seconds = dict.fromkeys(self.names, 0.0)
         """Seconds that each baseline took so far."""
@@ -55,21 +54,28 @@ class BaselineRunner:
         recent = self._recent.observe(batch.users, batch.items, times_s)
         ages_s = np.maximum(times_s[:, None] - recent.times_s, 0.0)
         end = len(batch)
-        return Stretch(batch.items, recent.items, ages_s, chosen, chosen, end, seen)
+        return Stretch(
+            batch.users,
+            batch.items,
+            recent.items,
+            ages_s,
+            chosen,
+            chosen,
+            end,
+            seen,
+        )
 
     def start(self, stretch: Stretch) -> None:
         """Let the baselines rank and learn."""
-        if self._thread is None:
-            self._found = self._walk(stretch)
+        if self._thread is not None:
+            self._found = self._thread.submit(self._walk, stretch)
         else:
-            self._working = self._thread.submit(self._walk, stretch)
+            self._found = Future()
+            self._found.set_result(self._walk(stretch))
 
     def finish(self) -> dict[str, Ranks]:
         """What each baseline found in the latest stretch, when all are done."""
-        if self._working is not None:
-            self._found = self._working.result()
-            self._working = None
-        return self._found
+        return self._found.result()
 
     def _walk(self, stretch: Stretch) -> dict[str, Ranks]:
         found = {}

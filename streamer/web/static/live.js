@@ -27,12 +27,12 @@ function fill(id, rows, none) {
 
 function showTiles() {
   const f = data.figures || {};
-  const baseline = f.best_baseline, times = f.hit_rate && baseline && baseline.hit_rate ? f.hit_rate / baseline.hit_rate : null;
+  const best = f.best_baseline_hit_rate_at_10, times = f.hit_rate_at_10 && best ? f.hit_rate_at_10 / best : null;
   const saved = data.checkpoint || {};
   at("tiles").replaceChildren(
     tile("Events a second", count(f.events_per_second), count(f.consumed) + " in all"),
     tile("Lag", count(f.lag), count(f.queued_events) + " queued"),
-    tile("HR@10", fixed(f.hit_rate), known(times) ? times.toFixed(2) + " × best baseline, " + NAMES[baseline.name] : "ranked before training"),
+    tile("HR@10", fixed(f.hit_rate_at_10), known(times) ? times.toFixed(2) + " × best baseline, " + NAMES[f.best_baseline] : "ranked before training"),
     tile("Loss", fixed(f.loss), count(f.steps) + " steps"),
     tile("Items", count(f.items), count(f.users) + " users" + (f.evicted ? ", " + count(f.evicted) + " forgotten" : "")),
     tile("Checkpoint", duration(saved.age_s), known(saved.age_s) ? count(saved.unsaved_events) + " events since" : "none yet"),
@@ -166,8 +166,8 @@ function drawHits() {
   draw("hits", names.map((name, k) => line(NAMES[name] || name, column(prefix + name), "series-" + Math.min(k + 1, 5),
     name === "model" ? { line: { color: colour("series-1"), width: 2.5 } } : { line: { color: colour("series-" + Math.min(k + 1, 5)), width: 2, dash: k === 1 ? "dash" : "dot" } })),
   layout({ yaxis: axis({ rangemode: "tozero", tickformat: ".2f" }) }));
-  const model = last(column(prefix + "model")), baseline = (data.figures || {}).best_baseline;
-  say("hits-text", known(model) ? "HR@10 of the latest ranked events: model " + fixed(model) + (baseline ? ", best baseline (" + NAMES[baseline.name] + ") " + fixed(baseline.hit_rate) + (baseline.hit_rate > model ? ": learning does not pay yet." : ".") : ".") : "Events are ranked before they are trained; none was yet.");
+  const model = last(column(prefix + "model")), f = data.figures || {}, best = f.best_baseline_hit_rate_at_10;
+  say("hits-text", known(model) ? "HR@10 of the latest ranked events: model " + fixed(model) + (known(best) ? ", best baseline (" + NAMES[f.best_baseline] + ") " + fixed(best) + (best > model ? ": learning does not pay yet." : ".") : ".") : "Events are ranked before they are trained; none was yet.");
 }
 
 function drawBands() {
