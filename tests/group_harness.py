@@ -20,7 +20,7 @@ from streamer.snapshot import CheckpointStore
 PATIENCE_S = 60.0
 TINY = [
     *("--dim", "8", "--batch-size", "128", "--cache-size", "64", "--set", "hash_slots=64", "--set", "ranker_events=16"),
-    *("--set", "evaluation_share=0", "--until-end", "--json", "--log-format", "plain"),
+    *("--set", "evaluation_share=0", "--max-age", "0", "--until-end", "--json", "--log-format", "plain"),
 ]
 
 
@@ -118,6 +118,13 @@ def model(checkpoints: Path) -> dict[str, object]:
         found[learner.state.users.id_of(row)] = (recent.items.tolist(), sorted(learner.state.seen.of(row).tolist()))
     accounting = CheckpointStore(checkpoints, readonly=True).load().meta
     return found | {"positions": accounting["positions"], "accounting": accounting["accounting"]}
+
+
+def assert_same_model(found: Path, expected: Path) -> None:
+    """Both checkpoints hold the same, to the last bit; names what does not."""
+    one, other = model(found), model(expected)
+    different = [name for name in one.keys() | other.keys() if one.get(name) != other.get(name)]
+    assert not different, f"{len(different)} of {len(one)} parts differ: {sorted(different)}"
 
 
 def assert_served(server: Server, checkpoints: Path, generation: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -21,6 +23,7 @@ from streamer.model.ranking.candidates import Candidates
 from streamer.model.settings import LearnerSettings, id_towers
 from streamer.settings import RunSettings
 from streamer.snapshot import Checkpoint, CheckpointStore
+from streamer.sources.base import Partition
 from streamer.sources.memory import MemoryLog
 
 NOON_MS = 1_700_000_000_000
@@ -165,6 +168,15 @@ def assert_closed(accounting: dict[str, Any]) -> None:
     known = accounting["trained"] + accounting["filtered"] + accounting["dead_lettered"]
     assert accounting["consumed"] == known
     assert accounting["dead_lettered"] == sum(accounting["dead_letters"].values())
+
+
+def committed_positions(data_dir: Path, group: str = "streamer") -> dict[Partition, int]:
+    """What a group of the embedded log has committed last."""
+    db = sqlite3.connect(data_dir / "log.sqlite3", isolation_level=None)
+    with contextlib.closing(db), contextlib.suppress(sqlite3.OperationalError):  # no table: nothing is committed
+        rows = db.execute("SELECT topic, number, position FROM committed WHERE name = ?", (group,))
+        return {Partition(topic, number): position for topic, number, position in rows}
+    return {}
 
 
 def until(done: Callable[[], Any], step: Callable[[], Any] = lambda: time.sleep(0.02), what: str = "") -> None:

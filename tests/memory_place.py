@@ -7,14 +7,14 @@ from collections.abc import Iterable
 
 from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.places import Found
-from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotId
+from streamer.snapshot.snapshot import Snapshot, SnapshotEnd
 
 
 class MemoryPlace:
     """Writes and reads one list of snapshots, which anybody may change."""
 
     def __init__(self) -> None:
-        self.snapshots: list[tuple[SnapshotId, bytes]] = []
+        self.snapshots: list[tuple[SnapshotEnd, bytes]] = []
         self.changed = threading.Condition()
         self._generation = 0
         self._read = 0
@@ -24,26 +24,26 @@ class MemoryPlace:
         self._generation += 1
         return self._generation, 0
 
-    def write(self, ident: SnapshotId, frames: Iterable[bytes]) -> None:
+    def write(self, end: SnapshotEnd, frames: Iterable[bytes]) -> None:
         """See `Place.write`."""
         content = b"".join(frames)
         with self.changed:
-            self.snapshots.append((ident, content))
+            self.snapshots.append((end, content))
             self.changed.notify_all()
 
-    def prune(self, base: SnapshotId) -> None:
+    def prune(self, number: int) -> None:
         """See `Place.prune`: memory keeps everything."""
 
     def poll(self, served: SnapshotEnd | None, timeout_s: float) -> Found:
         """See `SnapshotReader.poll`: what is not newer is left out."""
         with self.changed:
             while self.changed.wait_for(lambda: self._read < len(self.snapshots), timeout_s):
-                ident, content = self.snapshots[self._read]
+                end, content = self.snapshots[self._read]
                 self._read += 1
-                is_newer = served is None or ident[:2] > served.id[:2]
-                if is_newer and (ident.is_base or served is not None):
-                    snapshot = Snapshot.of_bytes(str(ident), content)
-                    return Checkpoint([snapshot]) if ident.is_base else snapshot
+                is_newer = served is None or (end.generation, end.number) > (served.generation, served.number)
+                if is_newer and (end.is_base or served is not None):
+                    snapshot = Snapshot.of_bytes(str(end), content)
+                    return Checkpoint([snapshot]) if end.is_base else snapshot
         return None
 
     def refuse(self) -> None:

@@ -40,8 +40,7 @@ class Trainer:
         self.learner = learner or Learner(small(**settings))
         self.offset, self.positions = 0, {CLICKS: 0}
         place = DirectoryPlace(place) if isinstance(place, Path) else place
-        self.publisher = Publisher(self.learner.state, place, every_s=0.0, base_every_s=1e9, heartbeat_s=1e9)
-        self.publisher.start()
+        self.publisher = Publisher(self.learner.state, place, every_s=0.0, heartbeat_s=1e9)
 
     def learn(self, events: Sequence[Event], batch_size: int = 32) -> None:
         """Learn, and publish: a base the first time, then a delta."""

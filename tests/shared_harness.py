@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import itertools
-import json
 import os
 import signal
 import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import redis
-from contracts.store_trainer import Stored, by_id, stored
 from crash_harness import TINY, Forker, records, trained_items
 from kafka.errors import KafkaError
 from kafka_harness import KafkaHarness, WrittenTopic
 from line_harness import popularity_counts, until
 
+from streamer.cache_store.errors import StoreError
+from streamer.cache_store.redis.admin import StoreAdmin
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.store import CacheStore
 from streamer.learner import Learner
-from streamer.sharing.sharing import Sharing, StoreSharing
-from streamer.snapshot import Checkpoint, CheckpointStore
+from streamer.learner.checkpoint import checkpoint_settings
+from streamer.sharing.sharing import StoreSharing
+from streamer.snapshot import CheckpointStore
 
 QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200"]
 """Client settings that make tests quick."""
@@ -110,20 +109,28 @@ class Member:
         """All of its standard error so far."""
         return Path(f"{self._output}.err").read_text()
 
-    def journal(self, kind: str) -> Iterator[dict[str, Any]]:
-        """Lines of its journal that begin with this key."""
-        return (json.loads(line) for line in self._lines() if line.startswith(f'{{"{kind}"'.encode()))
+    def _journal(self) -> list[list[str]]:
+        path = Path(f"{self._output}.journal")
+        written = path.read_text() if path.exists() else ""
+        return [line.split() for line in written[: written.rfind("\n") + 1].splitlines()]
+
+    def learned(self) -> list[tuple[int, bool]]:
+        """Of each micro-batch that it has learned, how many events it had, and whether they were counted."""
+        return [(int(events), counted == "1") for events, counted, *_ in self._journal()]
+
+    def positions(self) -> dict[str, int]:
+        """How far it has trained each partition that it ever had."""
+        found: dict[str, int] = {}
+        for _, _, *places in self._journal():
+            for place in places:
+                partition, _, at = place.rpartition("=")
+                found[partition] = int(at)
+        return found
 
     @property
     def batches(self) -> int:
-        """How many micro-batches it has learned and contributed."""
-        return sum(line.startswith(b'{"learned"') for line in self._lines())
-
-    def _lines(self) -> list[bytes]:
-        """All lines that are written to their end."""
-        path = Path(f"{self._output}.journal")
-        written = path.read_bytes() if path.exists() else b""
-        return written[: written.rfind(b"\n") + 1].splitlines()
+        """How many micro-batches it has learned."""
+        return len(self.learned())
 
 
 class Company:
@@ -138,8 +145,6 @@ class Company:
         self.model = f"model-{uuid.uuid4().hex[:12]}"
         self.server = RedisServer(redis_url, Keys(self.model), timeout_s=2.0)
         self.everybody: list[Member] = []
-        self.entries: dict[str, bytes] = {}
-        """Everything that was ever seen in the store's log, by chain."""
 
     # the stream -------------------------------------------------------------------------------------------------------
 
@@ -155,7 +160,6 @@ class Company:
         def write() -> None:
             while not stop.wait(every_s):
                 self.append(count)
-                self.note_log()
 
         writer = threading.Thread(target=write)
         writer.start()
@@ -196,103 +200,56 @@ class Company:
 
     # what is shared ---------------------------------------------------------------------------------------------------
 
-    def note_log(self) -> None:
-        """Remember what is in the log now, if it can be read."""
-        with suppress(redis.RedisError), redis.Redis.from_url(self.redis_url) as client:
-            self.entries |= {fields[b"c"].decode(): fields[b"d"] for _, fields in client.xrange(self.server.keys.log)}
-
     def following(self) -> dict[str, int]:
-        """For each partition the offset up to which the store has contributions; none while it is away."""
-        with suppress(redis.RedisError), redis.Redis.from_url(self.redis_url) as client:
-            return {name.decode(): int(at) for name, at in client.hgetall(self.server.keys.next).items()}
+        """For each partition the offset before which it is counted; none while the store is away."""
+        with suppress(StoreError):
+            tops = self.server.tops().items()
+            return {name[7:].partition("@")[0]: at for name, (at, _) in tops if name.startswith("counts:")}
         return {}
 
-    def owners(self) -> dict[str, str]:
-        """For each partition the trainer that claimed it last."""
-        with redis.Redis.from_url(self.redis_url) as client:
-            return {name.decode(): owner.decode() for name, owner in client.hgetall(self.server.keys.owners).items()}
+    def owners(self) -> set[str]:
+        """Processes that count some partition, as far as they have said so in the last seconds."""
+        with closing(StoreAdmin(self.redis_url, Keys(self.model))) as admin:
+            summary = admin.summary()
+            return {one.trainer for one in summary.active if one.partitions} if summary is not None else set()
 
-    @property
-    def reached(self) -> dict[str, int]:
-        """For each partition the offset after its last event."""
-        values = self.topic.values.items()
-        return {str(p): max(k for k, v in enumerate(written) if trained_items([v])) + 1 for p, written in values}
-
-    def wait_until_all_is_counted(self) -> Stored:
+    def wait_until_all_is_counted(self) -> None:
         """Wait until every event of the topic is in the store, and committed."""
-        wanted = self.reached
         ends = self.topic.ends
+        wanted = {str(p): at for p, at in ends.items()}
         until(lambda: self.following() == wanted, what=f"the store has everything, {wanted}")
         until(lambda: self.kafka.committed(self.group) == ends, what=f"everything is committed, {ends}")
-        self.note_log()
-        found = stored(self.server)
-        assert found is not None
-        return found
 
-    # checks -----------------------------------------------------------------------------------------------------------
+    def trained_again(self) -> int:
+        """How many events were trained more than once, over all processes that there ever were."""
+        trained = sum(events for member in self.everybody for events, _ in member.learned())
+        return trained - trained_items(self.topic.all_values).total()
 
-    def assert_every_event_is_counted_once(self, found: Stored) -> None:
-        assert found.counts == trained_items(self.topic.all_values)
+    def uncommitted(self, member: Member) -> int:
+        """How many events a member has trained that are not committed."""
+        committed = {str(p): at for p, at in self.kafka.committed(self.group).items()}
+        return sum(max(0, at - committed.get(p, 0)) for p, at in member.positions().items())
 
-    def learned(self) -> list[dict[str, Any]]:
-        """What every process has learned and contributed, in its own words."""
-        return [line["learned"] for member in self.everybody for line in member.journal("learned")]
+    def trained_uncounted(self) -> int:
+        """How many events were trained and not counted, since they had been: what the metric of each process says."""
+        return sum(events for member in self.everybody for events, counted in member.learned() if not counted)
 
-    def accepted(self) -> list[dict[str, Any]]:
-        """Of that, what is in the entries that were in the store's log."""
-        sent = {line["sent"]: line["parts"] for member in self.everybody for line in member.journal("sent")}
-        assert self.entries.keys() <= sent.keys(), "what is in the log was sent by one of them"
-        return [part for chain in self.entries for part in sent[chain]]
-
-    def assert_draws_belong_to_the_events(self, found: Stored) -> None:
-        """What is in the log was learned as it stands there, event by event once, and adds up to what is shared.
-
-        Of a batch that was learned again in part, only the events are in the log.
-        """
-        accepted, learned = self.accepted(), Counter(json.dumps(part) for part in self.learned())
-        spans = sorted(tuple(span) for part in accepted for span in part["spans"])
-        for (name, _, stop), (following, start, _) in itertools.pairwise(spans):
-            assert name != following or stop <= start, f"events of {name} before {stop} are in the log twice"
-        whole = Counter(json.dumps(part) for part in accepted if part["drawn"])
-        assert whole <= learned, "what was resampled is in the log twice, or was never resampled"
-        assert found.drawn == summed(accepted, "drawn")
-        assert found.counts == summed(accepted, "items")
-
-    def revived(self, name: str) -> tuple[Counter[str], Counter[str]]:
-        """Counts and occurrence of a trainer that goes on from its last checkpoint."""
+    def revived(self, name: str) -> Counter[str]:
+        """The counts of a trainer that goes on from its last checkpoint."""
         checkpoint = CheckpointStore(self.directory / name, readonly=True).load()
         assert checkpoint is not None
-        learner, sharing = restored(checkpoint, RedisServer(self.redis_url, Keys(self.model)))
+        learner = Learner(checkpoint_settings(checkpoint))
+        sharing = StoreSharing(learner, CacheStore(RedisServer(self.redis_url, Keys(self.model)), name))
+        learner.state.restore(checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"])
+        sharing.restore(checkpoint.meta["sharing"], {})
         sharing.start()
-        until(lambda: not sharing.status().backlog_events, what="what waited in the checkpoint is sent")
-        sharing.receive()
         sharing.close()
-        return view(learner)
+        used = learner.state.items.used
+        assert np.array_equal(learner.state.item_counts.counts(used), sharing._table.totals("counts:", used)), (
+            "what it works with is the sum of all entries"
+        )
+        return +popularity_counts(learner)
 
     def close(self) -> None:
         self._members.kill_all()
         self.server.close()
-
-
-def restored(checkpoint: Checkpoint, server: RedisServer) -> tuple[Learner, Sharing]:
-    """A trainer as it was when a checkpoint was written."""
-    learner = Learner.from_checkpoint(checkpoint)
-    sharing = StoreSharing(learner, CacheStore(server))
-    arrays = {n.removeprefix("sharing."): a for n, a in checkpoint.arrays().items() if n.startswith("sharing.")}
-    sharing.restore(arrays, checkpoint.meta["sharing"], {})
-    return learner, sharing
-
-
-def view(learner: Learner) -> tuple[Counter[str], Counter[str]]:
-    """Events and draws of each item, as a learner has them."""
-    occurrence = learner.state.occurrence.values(learner.state.items.used)
-    assert np.array_equal(occurrence, np.rint(occurrence)), "counts are whole"
-    return +popularity_counts(learner), by_id(occurrence, learner.state.items.ids)
-
-
-def summed(parts: Sequence[dict[str, Any]], key: str) -> Counter[str]:
-    """What some contributions add together."""
-    total: Counter[str] = Counter()
-    for part in parts:
-        total.update(part[key])
-    return total

@@ -14,7 +14,7 @@ from streamer.evaluation.tally import MISS, Ranks
 from streamer.model.batch import Batch
 from streamer.model.rows.retired import RetiredItems
 from streamer.model.rows.seen_items import UserItems
-from streamer.replay.evaluation.delay import FeedbackDue, PendingEvents
+from streamer.replay.evaluation.delay import PendingEvents
 
 
 def in_order_of_appearance(raw: list[int]) -> np.ndarray:
@@ -82,8 +82,10 @@ def walked(
         chosen = np.arange(len(batch))
         seen = known.before(batch.users, batch.items, chosen)
         known.observe(batch.users, batch.items)
-        due = FeedbackDue(np.maximum(np.arange(start, end) - delay, 0), max(0, end - delay))
-        found.append(baseline.walk(waiting.delayed(runner.stretch(batch, chosen, seen), due)))
+        stretch = runner.stretch(batch, chosen, seen)
+        if delay:
+            stretch = waiting.delayed(stretch, np.maximum(np.arange(start, end) - delay, 0))
+        found.append(baseline.walk(stretch))
     return Ranks(*(np.concatenate(column) for column in zip(*found, strict=True)))
 
 

@@ -9,9 +9,10 @@ import sys
 import tarfile
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+import deployment
 import pytest
 
 ROOT = Path(__file__).parents[1]
@@ -35,17 +36,21 @@ def contents(wheel: Path) -> dict[str, int]:
         return {file.filename: file.CRC for file in archive.infolist() if ".dist-info/" not in file.filename}
 
 
+def copy_tree(names: Iterable[str], to: Path) -> Path:
+    """What a clone has of these files and directories."""
+    to.mkdir()
+    for name in names:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, to / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, to / name)
+    return to
+
+
 @pytest.fixture(scope="module")
 def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A clone in a directory that is named as the package is."""
-    clone = tmp_path_factory.mktemp("home") / "streamer"
-    clone.mkdir()
-    for name in CLONED:
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, clone / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, clone / name)
-    return clone
+    return copy_tree(CLONED, tmp_path_factory.mktemp("home") / "streamer")
 
 
 @pytest.fixture(scope="module")
@@ -55,15 +60,15 @@ def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pat
 
 
 @pytest.mark.slow
-def test_the_wheel_has_the_package_and_nothing_else(wheel: Path):
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(wheel: Path):
     files = contents(wheel)
     assert {Path(name).parts[0] for name in files} == {"streamer"}
-    assert {f"streamer/{room}/__init__.py" for room in ROOMS} <= files.keys()
-    assert "streamer/py.typed" in files
-    ours = [path.relative_to(ROOT) for path in (ROOT / "streamer").rglob("*") if path.is_file()]
-    read = {str(path) for path in ours if "static" in path.parts}
-    assert read
-    assert read <= files.keys()
+    paths = [path.relative_to(ROOT) for room in ("streamer", *ROOMS) for path in (ROOT / room).rglob("*")]
+    ours = [path for path in paths if (ROOT / path).is_file() and "__pycache__" not in path.parts]
+    wanted = {str(path if path.parts[0] == "streamer" else "streamer" / path) for path in ours}
+    assert wanted >= {"streamer/py.typed", *(f"streamer/{room}/__init__.py" for room in ROOMS)}
+    assert any("static" in path.parts for path in ours)
+    assert wanted - files.keys() == set()
     assert not [name for name in files if "test" in name or "benchmarks" in name]
 
 
@@ -74,6 +79,12 @@ def test_the_sdist_has_no_links_and_becomes_the_same_wheel(clone: Path, wheel: P
         assert not [member.name for member in archive if member.issym() or member.islnk()]
         archive.extractall(tmp_path / "unpacked", filter="data")
     (source,) = (tmp_path / "unpacked").iterdir()
+    assert contents(build("wheel", source, tmp_path / "wheel")) == contents(wheel)
+
+
+@pytest.mark.slow
+def test_what_the_image_copies_becomes_the_same_wheel(wheel: Path, tmp_path: Path):
+    source = copy_tree(deployment.copied(), tmp_path / "source")
     assert contents(build("wheel", source, tmp_path / "wheel")) == contents(wheel)
 
 

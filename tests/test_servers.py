@@ -35,14 +35,6 @@ def restartable(server):
 
 
 @pytest.mark.servers
-def test_redis_keeps_what_is_written(client: redis.Redis) -> None:
-    client.set("key", b"value")
-    client.xadd("log", {"delta": b"\x00\x01"})
-    assert client.get("key") == b"value"
-    assert client.xlen("log") == 1
-
-
-@pytest.mark.servers
 def test_redis_restart_keeps_the_data_unless_asked_for_an_empty_one(
     redis_server: RedisServer, client: redis.Redis
 ) -> None:

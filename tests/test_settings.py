@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[1]
 REQUIRED = {
     RunSettings: {},
     ReplaySettings: {"path": "log.csv"},
-    EvaluationSettings: {"data": ("log.csv",)},
+    EvaluationSettings: {"data": "log.csv"},
     DemoSettings: {},
 }
 """Every class that has options, and what must be given."""
@@ -134,9 +134,6 @@ def test_an_unknown_variable_is_refused_and_those_of_all_commands_are_known(monk
 def test_a_learner_in_python_has_the_settings_of_run():
     assert Learner().settings == RunSettings().only(LearnerSettings) == LearnerSettings()
     assert Learner(dim=4, method="bir").settings == LearnerSettings(dim=4, method="bir")
-
-
-def test_an_unknown_setting_of_a_learner_is_refused():
     with pytest.raises(SettingsError, match="a learner has no setting 'rate': choose among"):
         Learner(rate=0.1)
 

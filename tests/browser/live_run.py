@@ -22,22 +22,10 @@ BAD_RECORD = b'<svg onload="window.hacked = 3"> is no event'
 PATIENCE_S = 120.0
 A_TURN = 400
 
-OPTIONS = (
-    *("--dim", "8", "--batch-size", "128", "--max-age", "0.2", "--cache-size", "256", "--set", "hash_slots=4096"),
-    *(
-        "--threads",
-        "1",
-        "--set",
-        "evaluation_share=0.5",
-        "--checkpoint-every",
-        "2",
-        "--metrics-port",
-        "0",
-        "--metrics-show-values",
-        "--log-format",
-        "plain",
-    ),
-)
+OPTIONS = """
+    --dim 8 --batch-size 128 --max-age 0.2 --cache-size 256 --set hash_slots=4096 --threads 1 --set evaluation_share=0.5
+    --checkpoint-every 2 --metrics-port 0 --metrics-show-values --log-format plain
+"""
 
 
 class LiveRun:
@@ -52,8 +40,8 @@ class LiveRun:
         self._log.create_topic(TOPIC, 2)
         self._rng = np.random.default_rng(0)
         self._write()
-        command = [sys.executable, "-m", "streamer", "run", "--data-dir", directory, "--topic", TOPIC, *OPTIONS]
-        self.process = Process(command, directory / "run.log")
+        command = [sys.executable, "-m", "streamer", "run", "--data-dir", directory, "--topic", TOPIC]
+        self.process = Process([*command, *OPTIONS.split()], directory / "run.log")
         self._ending = threading.Event()
         self._writer = threading.Thread(target=self._write_on, name="writer", daemon=True)
         self.url = ""

@@ -11,6 +11,7 @@ from serve_harness import Client, Trainer, wait_until
 
 from streamer.event import NO_USER, TITLE
 from streamer.ingest.batcher import MicroBatch
+from streamer.sources.base import Partition
 from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
@@ -27,7 +28,10 @@ def client(tmp_path_factory) -> Iterator[Client]:
     trainer = Trainer(directory / "points")
     title = MicroBatch([NO_USER], ["i119"], [1e9], item_features=[{TITLE: "Kind of <b>Blue</b>"}])
     assert not list(trainer.learner.split_catalogue_events(title))
-    trainer.learn(STREAM)
+    trainer.learn(STREAM[:-1])
+    trainer.learner.learn(STREAM[-1:])
+    trainer.positions = {Partition(TOPIC, 0): 0}
+    trainer.publish()
     client = Client(directory, clicks=True).ready()
     yield client
     client.close()

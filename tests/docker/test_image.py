@@ -6,12 +6,9 @@ import json
 import os
 import platform
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
-import zipfile
-from collections.abc import Iterator
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -50,31 +47,6 @@ def test_the_builder_gets_what_is_copied_and_nothing_else():
     assert all((ROOT / path).exists() for path in deployment.copied())
     names = [path.name for path in ROOT.iterdir()] + [".git", ".venv", "streamer-data"]
     assert sorted(name for name in set(names) if is_sent(name)) == sorted(deployment.copied())
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[zipfile.ZipFile]:
-    """Built from what the image is built from, and nothing else."""
-    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in deployment.copied():
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, source / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(ROOT / name, source / name)
-    build = "from setuptools.build_meta import build_wheel; import sys; build_wheel(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", build, out], cwd=source, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(next(out.glob("*.whl"))) as built:
-        yield built
-
-
-@pytest.mark.slow
-def test_the_image_has_every_module_and_every_file_that_modules_read(wheel: zipfile.ZipFile):
-    packages = [name for name in deployment.copied() if (ROOT / name).is_dir()]
-    files = [path for package in packages for path in (ROOT / package).rglob("*") if path.is_file()]
-    ours = [path.relative_to(ROOT) for path in files if "__pycache__" not in path.parts]
-    wanted = {str(path if path.parts[0] == "streamer" else "streamer" / path) for path in ours}
-    assert wanted - set(wheel.namelist()) == set()
 
 
 def test_torch_is_pinned_once_for_an_index_of_its_own():

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import redis
 from contracts.store_trainer import Trainer
 from line_harness import PATIENCE_S
 
+from streamer.cache_store.redis.admin import StoreAdmin
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
-from streamer.cache_store.state import StoreSettings
 from streamer.cache_store.store import CacheStore
 
 _numbers = itertools.count()
@@ -28,30 +30,27 @@ class RedisBackend:
         self._client = redis.Redis.from_url(url)
         self._servers: list[RedisServer] = []
 
-    def connect(self, hard_log_length: int = 4096) -> RedisServer:
-        self._servers.append(RedisServer(self.url, self.keys, hard_log_length=hard_log_length))
+    def connect(self) -> RedisServer:
+        self._servers.append(RedisServer(self.url, self.keys))
         return self._servers[-1]
 
+    def _all(self) -> list[bytes]:
+        return list(self._client.scan_iter(self.keys.pattern))
+
     def wipe(self) -> None:
-        self._client.delete(*self.keys.all())
+        if found := self._all():
+            self._client.delete(*found)
 
-    def copy(self) -> dict[str, bytes]:
-        found = {key: self._client.dump(key) for key in self.keys.all()}
-        return {key: dumped for key, dumped in found.items() if dumped is not None}
+    def copy(self) -> dict[bytes, bytes]:
+        return {key: self._client.dump(key) for key in self._all()}
 
-    def restore(self, copied: dict[str, bytes]) -> None:
+    def restore(self, copied: dict[bytes, bytes]) -> None:
         self.wipe()
         for key, dumped in copied.items():
             self._client.restore(key, 0, dumped)
 
     def trainers(self) -> set[str]:
         return {name.decode() for name in self._client.hkeys(self.keys.trainers)}
-
-    def resume(self) -> None:
-        self._client.delete(self.keys.paused)
-
-    def age(self) -> None:
-        self._client.hset(self.keys.meta, "seeded", 0)
 
     def close(self) -> None:
         self.wipe()
@@ -70,9 +69,18 @@ def returns_soon(call: Callable[[], Any]) -> Any:
     return answers[0]
 
 
-def started(url: str, keys: Keys, name: str = "ada", timeout_s: float = 1.0, **settings: Any) -> Trainer:
+def started(url: str, keys: Keys, name: str = "ada", timeout_s: float = 1.0, every_s: float = 0.01) -> Trainer:
     """A trainer whose store exchanges on its own thread, often."""
-    server = RedisServer(url, keys, timeout_s=timeout_s)
-    store = CacheStore(server, StoreSettings(**({"every_s": 0.01, "live_s": 1.0} | settings)), name)
+    store = CacheStore(RedisServer(url, keys, timeout_s=timeout_s), name, every_s)
     store.start()
-    return Trainer(store, name)
+    return Trainer(store)
+
+
+def counted(url: str, model: str, namespace: str = "streamer") -> Counter[str]:
+    """What all counts of a model add up to."""
+    with closing(StoreAdmin(url, Keys(model, namespace))) as admin:
+        summary = admin.summary()
+        if summary is None:
+            return Counter()
+        contents = admin.contents(summary.entries)
+    return +Counter(dict(zip(contents.ids, contents.counts.tolist(), strict=True)))

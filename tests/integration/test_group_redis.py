@@ -8,13 +8,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from contracts.store_trainer import stored
-from group_harness import Ranks, signal_at
+from group_harness import Ranks
 from line_harness import popularity_counts
+from redis_harness import counted
 from servers.redis import RedisServer
 
-from streamer.cache_store.redis.schema import Keys
-from streamer.cache_store.redis.server import RedisServer as StoreServer
 from streamer.event import encode
 from streamer.learner import Learner
 from streamer.sources.embedded.log import EmbeddedLog
@@ -52,34 +50,5 @@ def test_a_group_counts_once_and_receives_what_others_count(forker, redis_server
         ranks.wait_all()
     ranks = Ranks(forker, tmp_path / "log", tmp_path / "ours", 2, *often)
     assert ranks.wait_all() == [0, 0], ranks.errors(0) + ranks.errors(1)
-    server = StoreServer(redis_server.url, Keys(name, "streamer"))
-    found = stored(server)
-    server.close()
-    assert found is not None
-    assert found.counts == elsewhere + ours
+    assert counted(redis_server.url, name) == elsewhere + ours
     assert popularity_counts(Learner.load(tmp_path / "ours")) == elsewhere + ours
-
-
-DOES_NOT_LOOK = "from streamer.lockstep.checkpoint import RankCheckpointer; RankCheckpointer.beat = lambda self: None"
-
-
-def test_a_group_that_slept_contributes_nothing_after_a_newer_start(forker, redis_server: RedisServer, tmp_path: Path):
-    """It does not look whether it was superseded, and goes on to train: the store refuses what it contributes."""
-    name = f"group-{uuid.uuid4().hex[:8]}"
-    with EmbeddedLog(tmp_path / "log") as log:
-        expected = write(log, "clicks", 5, 3000)
-    share = ["--redis-url", redis_server.url, "--model", name, "--set", "share_every=0.05", "--topic", "clicks"]
-    run = (forker, tmp_path / "log", tmp_path / "ours", 2, *share, "--checkpoint-every-events", "300")
-    sleeps = {0: DOES_NOT_LOOK + signal_at("pathlib:Path:rename", 2, "SIGSTOP"), 1: DOES_NOT_LOOK}
-    zombies = Ranks(*run, "--no-until-end", "--dead-letters", str(tmp_path / "zombies.jsonl"), preludes=sleeps)
-    zombies.sleep(when=0)
-    again = Ranks(*run, "--group-timeout", "2", name="again")
-    assert again.wait_all() == [0, 0], again.errors(0) + again.errors(1)
-    zombies.wake()
-    assert {0, None}.isdisjoint(zombies.wait_all()), zombies.errors(0)
-    assert "another trainer has claimed" in zombies.errors(0)
-    server = StoreServer(redis_server.url, Keys(name, "streamer"))
-    found = stored(server)
-    server.close()
-    assert found is not None
-    assert found.counts == expected

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 
 import pytest
-from clock import Clock
 from contracts.source_contract import RecordingListener, rows_of
-from kafka_harness import QUICK, KafkaHarness, numbered, until
-from servers.process import Process
+from kafka_harness import KafkaHarness, numbered, until
 
-from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka.members import EXPIRY_S, GroupMembers
+from streamer.sources.base import Partition, Positions, RebalanceListener
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource
 
 pytestmark = pytest.mark.servers
 
-MEMBER = Path(__file__).parent / "kafka_member.py"
 
-
-class Member:
+class Member(RebalanceListener):
     """A source that is polled by a thread of its own, and remembers where it is: a trainer without a model."""
 
     def __init__(self, settings: KafkaSettings) -> None:
@@ -66,6 +58,8 @@ class Member:
         self.revocations.append(gone)
         self.ours -= set(gone)
         self.source.commit({p: self.progress.pop(p) for p in gone if p in self.progress})
+
+    on_lost = on_revoked
 
     def _run(self) -> None:
         try:
@@ -110,12 +104,11 @@ def all_offsets(*members: Member) -> list[tuple[int, int]]:
     return sorted((partition.number, offset) for member in members for partition, offset, _ in member.rows)
 
 
-@pytest.mark.parametrize("strategy", ["sticky", "range,roundrobin", "cooperative-sticky"])
 def test_partitions_move_to_a_second_member_and_back_and_every_record_is_read_once(
-    kafka: KafkaHarness, members: Members, strategy: str
+    kafka: KafkaHarness, members: Members
 ) -> None:
     topic = kafka.make_topic(4)
-    settings = kafka.settings(topic, client={"partition_assignment_strategy": strategy})
+    settings = kafka.settings(topic)
     for partition in range(4):
         kafka.append(topic, partition, numbered(10))
     first = members.start(settings)
@@ -136,66 +129,22 @@ def test_partitions_move_to_a_second_member_and_back_and_every_record_is_read_on
     assert all_offsets(first, second) == [(partition, offset) for partition in range(4) for offset in range(30)]
 
 
-def test_partitions_of_a_member_that_was_killed_are_taken_over(
-    kafka: KafkaHarness, members: Members, tmp_path: Path
-) -> None:
-    """It committed nothing, so what it read is read again, from the beginning and without a gap."""
-    topic = kafka.make_topic(4)
-    client = {**QUICK, "session_timeout_ms": 1_000}
-    settings = kafka.settings(topic, client=client)
-    for partition in range(4):
-        kafka.append(topic, partition, numbered(10))
-    command = [sys.executable, MEMBER, settings.bootstrap_servers[0], topic, settings.group_id, json.dumps(client)]
-    other = Process(command, tmp_path / "log")
-    other.wait_until(lambda: other.log.read_text().count("read") == 40, timeout_s=60)
-
-    survivor = members.start(settings)
-    until(lambda: len(survivor.ours) == 2)
-    other.kill()
-    until(lambda: len(survivor.ours) == 4)
-    until(lambda: len(survivor.rows) >= 40)
-    assert all_offsets(survivor) == [(partition, offset) for partition in range(4) for offset in range(10)]
-
-
-def test_a_source_is_settled_once_all_is_its_own_or_is_read_by_others_that_live(
+def test_a_source_is_settled_once_all_is_its_own_or_was_trained_by_others_to_its_end(
     kafka: KafkaHarness, members: Members
 ) -> None:
-    topic = kafka.make_topic(2)
-    settings = kafka.settings(topic, client={**QUICK, "session_timeout_ms": 1_000})
-    first = members.start(settings)
-    until(lambda: len(first.ours) == 2)
-    until(lambda: first.source.all_assigned)
-    second = members.start(settings)
-    until(lambda: len(first.ours) == len(second.ours) == 1)
-    assert not first.source.all_assigned, "the second may have died meanwhile"
-    assert not second.source.all_assigned
-    until(lambda: first.source.all_assigned and second.source.all_assigned)
-
-
-def test_who_reads_what_is_asked_of_the_broker(kafka: KafkaHarness, members: Members) -> None:
     topic = kafka.make_topic(2)
     settings = kafka.settings(topic)
     first = members.start(settings)
     until(lambda: len(first.ours) == 2)
+    assert first.source.all_assigned
     second = members.start(settings)
     until(lambda: len(first.ours) == len(second.ours) == 1)
-    our_id = first.source._consumer.member_id
-    group = GroupMembers(settings, 0.0, clock := Clock())
-    group.changed()
-
-    def read_by_others(*partitions: Partition) -> bool:
-        clock.now += EXPIRY_S
-        return group.read_by_others(partitions, our_id)
-
-    until(lambda: read_by_others(*second.ours))
-    assert not read_by_others(*first.ours)
-    assert not read_by_others(*second.ours, *first.ours)
-    assert not read_by_others(Partition(topic, 2))
-    group.changed()
-    assert not group.read_by_others(second.ours, our_id), "it is too early to ask"
-    second.stop()
-    until(lambda: len(first.ours) == 2)
-    assert not read_by_others(Partition(topic, 0), Partition(topic, 1))
+    for partition in (0, 1):
+        kafka.append(topic, partition, numbered(10))
+    until(lambda: len(first.rows) + len(second.rows) >= 20)
+    assert not second.source.all_assigned, "the first has not committed"
+    first.source.commit(first.progress)
+    until(lambda: second.source.all_assigned)
 
 
 def test_member_that_stalled_loses_its_partitions_and_goes_on_with_its_progress(
@@ -238,10 +187,9 @@ def test_polls_of_zero_records_serve_rebalances(kafka: KafkaHarness, members: Me
     assert sorted(listener.revoked) == [Partition(topic, 0), Partition(topic, 1)]
 
 
-@pytest.mark.parametrize("strategy", ["sticky", "cooperative-sticky"])
-def test_member_without_partitions_opens_and_waits(kafka: KafkaHarness, members: Members, strategy: str) -> None:
+def test_member_without_partitions_opens_and_waits(kafka: KafkaHarness, members: Members) -> None:
     topic = kafka.make_topic(1)
-    settings = kafka.settings(topic, client={"partition_assignment_strategy": strategy})
+    settings = kafka.settings(topic)
     first = members.start(settings)
     until(lambda: len(first.ours) == 1)
     listener = RecordingListener({})

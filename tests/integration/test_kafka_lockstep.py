@@ -8,7 +8,7 @@ import uuid
 from pathlib import Path
 
 import pytest
-from group_harness import Ranks, assert_served, model, signal_at
+from group_harness import Ranks, assert_same_model, assert_served, model, signal_at
 from kafka_harness import QUICK, KafkaHarness, WrittenTopic
 from line_harness import until
 from serve_harness import Server
@@ -40,7 +40,7 @@ def test_ranks_on_kafka_train_the_same_model_as_one_and_take_up_new_partitions(k
     assert Ranks(forker, sources[1], one, 1, "--trainers", "1").wait_all() == [0]
     short = ["--set", "max_queued_events=256"]  # so that the queue of one partition is full before another one is read
     assert Ranks(forker, sources[2], two, 2, *short).wait_all() == [0, 0]
-    assert model(one) == model(two)
+    assert_same_model(one, two)
     # lag monitors see both
     ends = {Partition(topic.name, 0): 900, Partition(topic.name, 1): 300, Partition(topic.name, 2): 20}
     for group in groups.values():
@@ -53,7 +53,7 @@ def test_ranks_on_kafka_train_the_same_model_as_one_and_take_up_new_partitions(k
     kafka.append(topic.name, 0, values(0, 150, first=900))
     assert Ranks(forker, sources[2], two, 2, "--start", "latest").wait_all() == [0, 0]
     assert Ranks(forker, sources[1], one, 1, "--trainers", "1").wait_all() == [0]
-    assert model(one) == model(two)
+    assert_same_model(one, two)
     assert model(two)["accounting"]["trained"] == 900 + 300 + 20 + 150 + 150
 
 
@@ -68,7 +68,7 @@ def test_a_silent_partition_stops_nobody_and_what_is_added_and_published_while_r
 ):
     topic, points, checkpoints = kafka.make_topic(2), f"points-{uuid.uuid4().hex[:8]}", tmp_path / "checkpoints"
     source = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--group-id", topic]
-    often = ["--checkpoint-every", "0.3", "--publish-topic", points, "--publish-every", "0.1"]
+    often = ["--max-age", "0.2", "--checkpoint-every", "0.3", "--publish-topic", points, "--publish-every", "0.1"]
     ranks = Ranks(forker, source, checkpoints, 2, *often, "--no-until-end")
     for partition in (0, 1, 3, 2):  # one at a time has events, and the others wait with it
         if partition == 3:

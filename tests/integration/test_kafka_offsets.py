@@ -128,7 +128,7 @@ def test_a_new_directory_does_not_begin_where_a_trainer_that_is_gone_has_stopped
 # where it begins ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_latest_means_the_first_start(
     kafka: KafkaHarness, zygote: Zygote, make_topic: MakeTopic, tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -25,7 +25,7 @@ from streamer.metrics.monitor import Monitor
 from streamer.pipeline import Pipeline
 from streamer.sources.base import Partition
 from streamer.sources.kafka import watch as kafka_watch
-from streamer.web.live import serve_metrics
+from streamer.web.live import monitor_server, new_monitor
 
 pytestmark = pytest.mark.servers
 QUICK = ("--dim", 8, "--batch-size", 64, "--set", "hash_slots=64", "--checkpoint-every", 0.2, "--max-age", 0.1)
@@ -120,7 +120,9 @@ def test_it_is_ready_only_while_broker_store_and_checkpoint_directory_respond(
     arguments = ["--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--group-id", topic, *QUICK]
     arguments += ["--redis-url", redis.url, "--set", "share_every=0.05", "--checkpoint-dir", saved]
     pipeline = build_pipeline(run_settings(*arguments))
-    with serve_metrics(topic, "127.0.0.1", 0) as (monitor, url), running(pipeline, monitor):
+    monitor = new_monitor(topic)
+    with monitor_server(monitor) as server, running(pipeline, monitor):
+        url = server.url
         ready(url, "caught up")
         # 1. the broker
         broker.kill()

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import uuid
 from collections.abc import Iterator
 
 import pytest
 from contracts.source_contract import RecordingListener, SourceContract, read, read_chunks
-from kafka import KafkaProducer, OffsetAndMetadata, TopicPartition
-from kafka.errors import LogTruncationError
+from kafka import KafkaProducer, TopicPartition
 from kafka_harness import NOON_MS, KafkaHarness, numbered, until, values_read, warnings
 from servers.kafka import SASL_PASSWORD, SASL_USER
 from servers.process import free_ports
 
-from streamer.errors import SettingsError, SourceError, SourceUnavailable, UnknownTopic
+from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder
 from streamer.settings import MAX_RECORD_BYTES
 from streamer.sources.base import Partition
@@ -45,21 +43,6 @@ class TestRecords:
         assert [key for chunk in chunks for key in chunk.keys] == [b"k", b"k", b"k", None]
         times = [time for chunk in chunks for time in chunk.timestamps_ms]
         assert times == [NOON_MS, NOON_MS + 1, NOON_MS + 2, NOON_MS + 9]
-
-    def test_several_topics_are_read_at_once(self, kafka: KafkaHarness) -> None:
-        topics = [kafka.make_topic(2), kafka.make_topic(1)]
-        for number, (topic, partition) in enumerate([(topics[0], 0), (topics[0], 1), (topics[1], 0)]):
-            kafka.append(topic, partition, [b"%d" % number])
-        source, listener = kafka.open_source(topics)
-        rows = read(source, 3)
-        assert sorted(rows) == sorted(
-            [
-                (Partition(topics[0], 0), 0, b"0"),
-                (Partition(topics[0], 1), 0, b"1"),
-                (Partition(topics[1], 0), 0, b"2"),
-            ]
-        )
-        assert sorted(listener.assigned) == sorted(row[0] for row in rows)
 
     @pytest.mark.parametrize("compression", COMPRESSIONS)
     def test_compressed_batches_are_read_from_their_middle(self, kafka: KafkaHarness, compression: str) -> None:
@@ -122,27 +105,6 @@ def transaction(kafka: KafkaHarness, topic: str, values: list[bytes], *, commit:
 
 
 class TestStart:
-    def test_without_an_answer_reading_goes_on_where_it_was_committed(self, kafka: KafkaHarness) -> None:
-        topic = kafka.make_topic(2)
-        for partition in (0, 1):
-            kafka.append(topic, partition, numbered(4))
-        settings = kafka.settings(topic)
-        first = kafka.source(settings, RecordingListener({}))
-        first.commit({Partition(topic, 0): 3})
-        first.close()
-        source = kafka.source(settings, RecordingListener({}))
-        assert sorted(row[:2] for row in read(source, 5)) == [
-            (Partition(topic, 0), 3),
-            *((Partition(topic, 1), offset) for offset in range(4)),
-        ]
-
-    def test_latest_starts_behind_what_is_there(self, kafka: KafkaHarness) -> None:
-        topic = kafka.make_topic(1)
-        kafka.append(topic, 0, [b"old"])
-        source, _ = kafka.open_source(topic, auto_offset_reset="latest")
-        kafka.append(topic, 0, [b"new"])
-        assert [row[2] for row in read(source, 1)] == [b"new"]
-
     def test_error_refuses_a_partition_without_a_position(self, kafka: KafkaHarness) -> None:
         topic = kafka.make_topic(1)
         with pytest.raises(SourceError, match=rf"{topic}\[0\].*no position.*--start"):
@@ -159,15 +121,6 @@ class TestStart:
         assert [row[1] for row in rows if row[0].number == 0] == [7, 8, 9]
         assert [row[1] for row in rows if row[0].number == 1] == [10], "it had no record so young"
         assert [row[1] for row in rows if row[0].number == 2] == [9], "the listener's answer rules"
-
-    def test_a_committed_offset_rules_over_the_start_time(self, kafka: KafkaHarness) -> None:
-        topic = kafka.make_topic(1)
-        kafka.append(topic, 0, numbered(10), first_time_ms=NOON_MS)
-        settings = kafka.settings(topic, start_timestamp_ms=NOON_MS + 7)
-        first = kafka.source(settings, RecordingListener({}))
-        first.commit({Partition(topic, 0): 2})
-        first.close()
-        assert len(read(kafka.source(settings, RecordingListener({})), 8)) == 8
 
     @pytest.mark.parametrize(
         ("policy", "position", "start"), [("earliest", 99, 5), ("latest", 99, 5), ("latest", 0, 2)]
@@ -215,28 +168,6 @@ class TestStart:
         kafka.append(topic, 0, [b"new"])
         assert read(source, 1) == [(Partition(topic, 0), 5, b"new")]
 
-    def test_log_that_a_new_leader_cut_back_is_read_from_there(
-        self, kafka: KafkaHarness, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """What the client says after an election that lost records; it takes several brokers to make it happen."""
-        topic = kafka.make_topic(1)
-        kafka.append(topic, 0, numbered(5))
-        source, _ = kafka.open_source(topic)
-        read(source, 5)
-        poll, calls = source._consumer.poll, []
-
-        def truncated(*arguments: int) -> object:
-            calls.append(arguments)
-            if len(calls) == 1:
-                raise LogTruncationError({TopicPartition(topic, 0): OffsetAndMetadata(3, "", 0)})
-            return poll(*arguments)
-
-        monkeypatch.setattr(source._consumer, "poll", truncated)
-        assert values_read(source, 2) == numbered(2, first=3)
-        (warning,) = warnings(caplog)
-        assert f"{topic}[0]" in warning
-        assert "offset 3" in warning
-
     def topic_from_2_to_5(self, kafka: KafkaHarness) -> str:
         topic = kafka.make_topic(1)
         kafka.append(topic, 0, numbered(5))
@@ -274,25 +205,8 @@ class TestCommit:
         assert kafka.committed(settings.group_id) == {Partition(topic, 0): 4}
         assert kafka.members(settings.group_id) == 0
 
-    def test_reading_alone_commits_nothing(self, kafka: KafkaHarness) -> None:
-        topic = kafka.make_topic(1)
-        settings = kafka.settings(topic)
-        kafka.append(topic, 0, numbered(4))
-        source = kafka.source(settings, RecordingListener({}))
-        read(source, 4)
-        source.commit({Partition(topic, 7): 4})
-        source.close()
-        assert kafka.committed(settings.group_id) == {}
-
 
 class TestEnds:
-    def test_ends_are_exact_when_open_returns(self, kafka: KafkaHarness) -> None:
-        topic = kafka.make_topic(3)
-        kafka.append(topic, 0, numbered(4))
-        kafka.append(topic, 2, numbered(1))
-        source, _ = kafka.open_source(topic)
-        assert source.end_offsets() == {Partition(topic, 0): 4, Partition(topic, 1): 0, Partition(topic, 2): 1}
-
     def test_ends_follow_the_writers_though_nothing_is_read(self, kafka: KafkaHarness) -> None:
         topic = kafka.make_topic(1)
         source, _ = kafka.open_source(topic)
@@ -309,13 +223,6 @@ class TestRefusals:
         with kafka.server.admin() as admin:
             assert wrong not in admin.list_topics()
 
-    def test_unknown_topic_is_created_if_asked_for(self, kafka: KafkaHarness) -> None:
-        topic = kafka.make_topic(1) + "-new"
-        source, listener = kafka.open_source(topic, client={"allow_auto_create_topics": "true"})
-        assert listener.assigned == [Partition(topic, 0)]
-        kafka.append(topic, 0, [b"a"])
-        assert values_read(source, 1) == [b"a"]
-
     def test_absent_broker_is_reported_with_its_address_and_leaves_nothing_behind(self, kafka: KafkaHarness) -> None:
         (port,) = free_ports(1)
         settings = kafka.settings("t", bootstrap_servers=f"127.0.0.1:{port}", open_timeout_s=0.5)
@@ -323,12 +230,6 @@ class TestRefusals:
         with pytest.raises(SourceUnavailable, match=rf"127\.0\.0\.1:{port} within 0\.5 s"):
             KafkaSource(settings).open(RecordingListener({}))
         until(lambda: set(threading.enumerate()) <= before)
-
-    def test_someone_else_at_the_address_is_reported(self, kafka: KafkaHarness) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as silent:
-            address = f"127.0.0.1:{silent.getsockname()[1]}"
-            with pytest.raises(SourceUnavailable, match=address):
-                kafka.open_source("t", bootstrap_servers=address, open_timeout_s=0.5)
 
     def test_password_opens_the_door(self, kafka: KafkaHarness) -> None:
         topic = kafka.make_topic(1)
@@ -353,18 +254,6 @@ class TestRefusals:
         if kafka.server.sasl_bootstrap is None:
             pytest.skip("this broker wants no password")
         return kafka.server.sasl_bootstrap
-
-    def test_settings_that_the_client_refuses_are_settings_errors(self, kafka: KafkaHarness) -> None:
-        with pytest.raises(SettingsError, match="request_timeout_ms"):
-            kafka.open_source("t", client={"request_timeout_ms": 1})
-
-    def test_error_of_the_listener_comes_out_of_open(self, kafka: KafkaHarness) -> None:
-        class Failing(RecordingListener):
-            def on_assigned(self, partitions):
-                raise LookupError("no such model")
-
-        with pytest.raises(LookupError, match="no such model"):
-            kafka.source(kafka.settings(kafka.make_topic(1)), Failing({}))
 
     def test_open_may_be_tried_again(self, kafka: KafkaHarness) -> None:
         topic = f"late-{uuid.uuid4().hex[:8]}"

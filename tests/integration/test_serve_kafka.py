@@ -185,24 +185,12 @@ def test_a_catalogue_topic_is_read_from_its_beginning_and_its_items_are_served(k
     kafka.append(topic, 0, [encode("u1", "i0", 1e9)] * 50)
     common = ("--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--catalogue-topic", items)
     where = (*common, "--group-id", topic, "--data-dir", tmp_path, "--publish-topic", points, "--item-feature", "brand")
-    run = (
-        "run",
-        "--log-format",
-        "plain",
-        *where,
-        "--start",
-        "latest",
-        "--dim",
-        8,
-        "--max-age",
-        0.2,
-        "--publish-every",
-        0.1,
-    )
+    quick = ("--start", "latest", "--dim", 8, "--max-age", 0.2, "--publish-every", 0.1)
+    run = ("run", "--log-format", "plain", *where, *quick)
     with Command(run, tmp_path / "run.log") as trainer:
         client = Client(
             tmp_path, from_dir=None, publish_topic=points, bootstrap_servers=kafka.server.bootstrap, topics=(topic,),
-            catalogue_topic=items, kafka=QUICK,
+            catalogue_topic=items, kafka={name: str(value) for name, value in QUICK.items()},
         )  # fmt: skip
         client.ready()
 

@@ -111,13 +111,6 @@ class TestUntouchedItems:
         ours, theirs = with_catalogue.state.ranker.weights[0].linear, without.state.ranker.weights[0].linear
         assert not np.allclose(ours, theirs)
 
-    def test_features_that_come_later_reach_an_item_that_nobody_had(self):
-        learner = Learner(small(**DESCRIBED))
-        learn(learner, [*interactions(), *catalogue("new", title="New!")])
-        learn(learner, catalogue("new", brand="b0"))
-        assert "new" in recommended(learner)
-        assert learner.state.titles.of(learner.state.items.row_of("new") or 0) == "New!"
-
     def test_limits_hold_while_a_catalogue_is_read(self):
         learner = Learner(small(**DESCRIBED, max_items=20))
         learn(learner, catalogue(*(f"n{k}" for k in range(200)), brand="b1"))
@@ -134,13 +127,6 @@ class TestDeletion:
         assert not {"new", "i0"} & recommended(learner)
         assert (len(learner.state.cold_items), len(learner.state.titles)) == (0, 0)
         assert learner.state.items.row_of("new") is None
-
-    def test_it_may_come_back(self):
-        learner = Learner(small(**DESCRIBED))
-        stream = [*interactions(), *catalogue("new", brand="b1", title="Old"), (NO_USER, "new", None)]
-        learn(learner, [*stream, *catalogue("new", brand="b0", title="New!")])
-        assert "new" in recommended(learner)
-        assert learner.state.titles.of(learner.state.items.row_of("new") or 0) == "New!"
 
 
 IDS = st.integers(0, 5).map("i{}".format)

@@ -43,9 +43,6 @@ def test_the_head_has_half_of_all_events():
     assert composition(np.array([1]), popularity) == (0, 1, 0)
     assert composition(np.array([2, 3]), popularity) == (0, 0, 1)
     assert composition(np.array([0, 0, 1, 4]), popularity) == (0.5, 0.25, 0.25)
-
-
-def test_an_item_with_nearly_all_events_is_the_head():
     assert composition(np.array([0, 1]), popularity_of([97, 2, 1])) == (0.5, 0, 0.5)
 
 

@@ -11,21 +11,30 @@ from typing import Any
 
 import pytest
 from crash_harness import TINY, Command, records, trained_items
-from line_harness import NOON_MS, TOPIC, assert_closed, assert_same_checkpoint, newest, popularity_counts
+from line_harness import (
+    NOON_MS,
+    TOPIC,
+    assert_closed,
+    assert_same_checkpoint,
+    committed_positions,
+    newest,
+    popularity_counts,
+)
 
 from streamer.learner import Learner
 from streamer.snapshot import CheckpointStore
 from streamer.sources.base import Partition
-from streamer.sources.embedded.groups import committed_positions
 from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = pytest.mark.slow
 
 
 def write_log(directory: Path, partitions: int, values: Sequence[bytes]) -> None:
-    with EmbeddedLog(directory, group_records=50) as log:
+    rows = [(b"%d" % (k % 89), value, NOON_MS) for k, value in enumerate(values)]
+    with EmbeddedLog(directory) as log:
         log.create_topic(TOPIC, partitions)
-        log.append(TOPIC, [(b"%d" % (k % 89), value, NOON_MS) for k, value in enumerate(values)])
+        for start in range(0, len(rows), 50):
+            log.append(TOPIC, rows[start : start + 50])
 
 
 def run_in(directory: Path, name: str, *more: Any) -> list[Any]:

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.dead_letters.base import DeadLetter, DeadLetters, FileDeadLetters, MemoryDeadLetters, Reason
+from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters, Reason
 from streamer.errors import StreamerError
 
 
@@ -52,16 +52,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path):
     return FileDeadLetters(path), lambda: offsets(path)
 
 
-def test_letters_are_there_after_flush_in_order(place):
-    letters, seen = place
-    sink: DeadLetters = letters
-    sink.write([letter(1), letter(2)])
-    sink.write([])
-    sink.write([letter(3)])
-    sink.flush()
-    assert seen() == [1, 2, 3]
-
-
 def test_close_flushes_and_may_be_called_twice(place):
     letters, seen = place
     letters.write([letter(1)])
@@ -73,8 +63,10 @@ def test_close_flushes_and_may_be_called_twice(place):
 def test_letter_written_twice_is_kept_twice_with_one_identity(place):
     letters, seen = place
     letters.write([letter(1), letter(1)])
+    letters.write([])
+    letters.write([letter(2)])
     letters.flush()
-    assert seen() == [1, 1]
+    assert seen() == [1, 1, 2]
     assert letter(1).identity == letter(1, b"other").identity != letter(1, index=0).identity
 
 
@@ -120,24 +112,6 @@ def test_any_key_and_value_can_be_read_back(tmp_path_factory: pytest.TempPathFac
     letters.write([letter(n, value, key) for n, (key, value) in enumerate(pairs)])
     letters.close()
     assert [(content(line, "key"), content(line, "value")) for line in lines(path)] == pairs
-
-
-def test_text_stays_text_and_other_bytes_become_base64(tmp_path: Path):
-    letters = FileDeadLetters(tmp_path / "dead.jsonl")
-    letters.write([letter(1, "ü".encode()), letter(2, b"\xff"), letter(3, None)])
-    letters.close()
-    text, other, null = lines(tmp_path / "dead.jsonl")
-    assert (text["value"], other["value_base64"], null["value"]) == ("ü", "/w==", None)
-    assert "value" not in other
-
-
-def test_reopened_file_goes_on_after_what_is_there(tmp_path: Path):
-    path = tmp_path / "new" / "folder" / "dead.jsonl"
-    for n in range(3):
-        letters = FileDeadLetters(path)
-        letters.write([letter(n)])
-        letters.close()
-    assert offsets(path) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("whole", [0, 1, 2])
@@ -205,13 +179,6 @@ def test_flush_syncs_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.undo()
     assert synced == [(letters._file.fileno(), (tmp_path / "dead.jsonl").stat().st_size)]
     assert synced[0][1] > 0
-    letters.close()
-
-
-def test_memory_in_use_does_not_grow_with_letters_not_flushed(tmp_path: Path):
-    letters = FileDeadLetters(tmp_path / "dead.jsonl")
-    letters.write([letter(n, b"x" * 1000) for n in range(1000)])
-    assert (tmp_path / "dead.jsonl").stat().st_size > 900_000
     letters.close()
 
 

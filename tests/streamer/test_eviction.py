@@ -223,14 +223,6 @@ def test_rows_do_not_exceed_the_limits_by_more_than_a_little():
     assert learner.eviction.evicted["users", "limit"] == 200 * 16 - len(learner.state.users)
 
 
-def test_what_is_seen_stays_however_much_is_new():
-    learner = Learner(small(max_users=64, max_items=64))
-    for k in range(100):
-        learner.learn_batch(micro_batch([("ann", "tea"), *[(f"u{k}-{n}", f"i{k}-{n}") for n in range(8)]]))
-    assert learner.state.item_counts.counts(learner.state.items.known(["tea"])) == 100
-    assert learner.state.recent.of(learner.state.users.known(["ann"])).counts[0, 0] == 100
-
-
 def test_limits_of_a_checkpoint_hold_on_another_machine(monkeypatch):
     monkeypatch.setattr("streamer.limits.machine_memory", lambda: 10**9)
     learner = Learner(small())
@@ -281,11 +273,6 @@ class TestAdmission:
             learn_all_admitted(one, events(60, seed=1, users=30, items=90))
         assert len(learner.state.items)
         assert_same_learner(other, learner)
-
-    def test_one_event_is_enough_by_default(self):
-        learner = Learner(small())
-        learn_all_admitted(learner, [("ann", "tea")])
-        assert learner.state.users.ids == ["ann"]
 
 
 def learn_all_admitted(learner: Learner, stream: list[tuple[str, str]]) -> None:

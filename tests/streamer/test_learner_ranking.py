@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from line_harness import Event, Watch, assert_same_learner, events, learn_all, micro_batch, small
 
 from streamer.ingest.batcher import MicroBatch
@@ -121,6 +123,31 @@ class TestRecommending:
             np.testing.assert_array_equal(getattr(query.history, name), array, err_msg=name)
         assert sorted(query.seen) == sorted(wanted.seen)
 
+    @settings(max_examples=20)
+    @given(
+        user=st.sampled_from(["u3", "u4", None]),
+        items=st.lists(st.sampled_from([f"i{n}" for n in range(25)]), min_size=1, max_size=15),
+    )
+    def test_the_answer_is_that_of_a_learner_that_has_counted_them(self, user, items):
+        """Events of a known user, or a session without one; weights are not trained by them."""
+        few_items = events(320, users=12, items=25)
+        learner, counted = learned(few_items), learned(few_items)
+        state = counted.state
+        rows = state.rows_of("users", [user or "somebody new"] * len(items))
+        times_s = state.event_times([], len(items))
+        history = state.recent.observe(rows, state.items.known(items), times_s)
+        nothing = np.empty(0, np.int64)
+        state.candidate_features.observe(state.items.known(items), times_s, history, nothing)
+        state.seen.observe(rows, state.items.known(items))
+
+        recommender = Recommender(learner)
+        query = recommender.user(user, list(zip(items, times_s.tolist(), strict=True))) if user else None
+        query = query or recommender.session(items)
+        for exclude_seen in (False, True):
+            found = recommender.recommend([query], 25, exclude_seen=exclude_seen)[0]
+            wanted = counted.recommend(user or "somebody new", 25, exclude_seen=exclude_seen)
+            assert {r.item: r for r in found} == {r.item: r for r in wanted}
+
     def test_a_new_user_is_served_by_events_that_are_not_learned_yet(self):
         learner = learned()
         query = Recommender(learner).user("somebody new", [("i1", 900.0), ("i2", 901.0)])
@@ -184,11 +211,6 @@ class TestRecommending:
         assert len(found) == 10
         assert all(r.item.startswith("rare") for r in found)
 
-    def test_k_items_come_best_first(self):
-        found = learned().recommend("u3", k=25)
-        assert len({r.item for r in found}) == 25
-        assert [r.score for r in found] == sorted((r.score for r in found), reverse=True)
-
     def test_an_item_that_only_other_trainers_counted_is_found_by_the_towers(self):
         learner = learned(retrieved_items=200)
         row = learner.state.items.rows(["theirs", "nobody's"])
@@ -200,8 +222,10 @@ class TestRecommending:
 
     def test_given_items_are_ranked_by_the_scores_that_recommend_gives_them(self):
         learner = learned()
-        scores = {r.item: r.score for r in learner.recommend("u3", k=1000)}
-        assert len(scores) == len(learner.state.items)
+        every = learner.recommend("u3", k=1000)
+        scores = {r.item: r.score for r in every}
+        assert len(every) == len(scores) == len(learner.state.items)
+        assert list(scores.values()) == sorted(scores.values(), reverse=True)
         wanted = [f"i{n}" for n in range(0, 150, 7)]
         found = learner.rank("u3", [*wanted, "never seen", wanted[0]])
         known = [item for item in wanted if item in scores]
@@ -213,7 +237,8 @@ class TestRecommending:
         asked, left_alone = learned(), learned()
         asked.recommend("u3", exclude_seen=True)
         asked.recommend("nobody")
-        asked.recommend(recent=["i1", "i2"])
+        asked.recommend(recent=["i1", "i2", "i1"])
+        Recommender(asked).recommend([Recommender(asked).user("u3", [("i5", 900.0)])])
         asked.rank("u3", ["i1", "i149"])
         for learner in (asked, left_alone):
             learn_all(learner, events(64, seed=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamer.cli.output import MAX_WIDTH, format_age, render, table
+from streamer.cli.output import format_age, render, table
 
 
 def lines(report: dict) -> list[str]:
@@ -38,25 +38,6 @@ def test_a_list_is_a_table_with_numbers_on_the_right():
         "  tea        7",
         "  7      1,000  ada",
     ]
-
-
-def test_neighbouring_mappings_with_the_same_names_are_rows_of_one_table():
-    assert lines({"ms": {"ssl": 1.5, "xir": 20.25}, "plain_ms": {"xir": 433.0}, "ratios": {"plain": 21.4}}) == [
-        "           ssl    xir",
-        "ms         1.5  20.25",
-        "plain, ms         433",
-        "",
-        "\x1b[1mratios\x1b[0m",
-        "  plain  21.4",
-    ]
-
-
-def test_a_table_that_is_too_wide_is_turned():
-    row = {f"{'long' * 4}_{k}": k for k in range(10)}
-    found = lines({"rows": [row, row]})[1:]
-    assert max(map(len, found)) < MAX_WIDTH
-    assert found[0].split() == ["longlonglonglong", "0", "0", "0"]
-    assert len(found) == 10
 
 
 @pytest.mark.parametrize(

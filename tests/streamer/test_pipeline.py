@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import resource
 import threading
 import time
@@ -32,7 +31,7 @@ from line_harness import (
 
 from streamer.build import assemble
 from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters
-from streamer.errors import CheckpointError, IncompatibleCheckpoint, SourceError, SourceUnavailable, StreamerError
+from streamer.errors import CheckpointError, SourceError, SourceUnavailable, StreamerError
 from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest.batcher import MicroBatch
@@ -172,12 +171,7 @@ class TestAccounting:
 class TestCheckpoints:
     def test_by_events(self, tmp_path):
         line = Line(memory_log(values_of(events(400))), tmp_path, checkpoint_every_events=100)
-        line.pipeline.start()
-        counts = []
-        while not line.pipeline.ingest.finished:
-            line.pipeline.step()
-            until(lambda: not line.pipeline.progress.checkpoints.is_saving, line.pipeline.progress.checkpoints.advance)
-        line.pipeline.close()
+        line.run_with_every_checkpoint()
         counts = [meta["accounting"]["consumed"] for meta in line.store.saved]
         assert counts == [112, 224, 336, 400], "after the batch with which a hundred more are reached; and at the end"
 
@@ -241,18 +235,6 @@ class TestCheckpoints:
         assert summary["trained"] == 100
         assert summary["checkpoint"] is None
         assert line.log.committed == {}
-
-    def test_the_directory_is_free_again_after_a_run(self, tmp_path):
-        Line(memory_log(values_of(events(20))), tmp_path).run()
-        CheckpointStore(tmp_path).close()
-
-    def test_a_checkpoint_of_another_format_is_refused(self, tmp_path, monkeypatch):
-        log = memory_log(values_of(events(20)))
-        with monkeypatch.context() as patch:
-            patch.setattr("streamer.snapshot.snapshot.FORMAT", 99)
-            Line(log, tmp_path).run()
-        with pytest.raises(IncompatibleCheckpoint, match="format 99"):
-            Line(log, tmp_path)
 
 
 class SlowStore(Store):
@@ -357,15 +339,6 @@ def files_of_at_most():
 
 
 class TestFailingCheckpoints:
-    def test_training_goes_on_and_the_next_try_is_made(self, tmp_path, caplog):
-        line = Line(memory_log(values_of(events(600))), tmp_path, checkpoint_every_events=50)
-        line.store.failures_left = 2
-        with caplog.at_level(logging.ERROR):
-            summary = line.run()
-        assert caplog.text.count("no space left") == 2
-        assert summary["trained"] == 600
-        assert line.store.saved[-1]["accounting"]["consumed"] == 600
-
     def test_a_failure_is_tried_again_though_the_stream_is_quiet(self, tmp_path):
         log = memory_log(values_of(events(64)))
         line = Line(log, tmp_path, until_end=False, checkpoint_every_s=0.05)
@@ -374,16 +347,6 @@ class TestFailingCheckpoints:
         until(lambda: line.store.saved, line.pipeline.step)
         assert line.store.saved[0]["accounting"]["consumed"] == 64
         line.pipeline.close()
-
-    def test_the_age_is_that_of_the_last_one_that_is_safe(self, tmp_path):
-        line = Line(memory_log(values_of(events(64))), tmp_path, checkpoint_every_s=0.05, until_end=False)
-        line.store.failures_left = 10_000
-        line.pipeline.start()
-        until(lambda: line.store.failures_left < 9_990, line.pipeline.step)
-        line.pipeline._show_status(last=True)
-        assert line.pipeline.status.checkpoint_age_s is None
-        with pytest.raises(CheckpointError):
-            line.pipeline.close()
 
     def test_a_full_disk(self, tmp_path, caplog, files_of_at_most):
         """As a full disk behaves: writing beyond a limit fails in the middle of a file."""
@@ -481,30 +444,6 @@ class TestRestart:
         assert summary["consumed"] == 480
         assert_same_checkpoint(newest(tmp_path / "b"), expected)
 
-    def test_what_was_trained_after_the_last_checkpoint_is_trained_again_once(self, tmp_path):
-        """As after SIGKILL: the process is gone, and only the store and the log are left."""
-        values = values_of(events(480))
-        expected = self.undisturbed(values, tmp_path / "a")
-        log = memory_log(values)
-        killed = Line(log, tmp_path / "b", checkpoint_every_events=100)
-        killed.pipeline.start()
-        until(lambda: killed.pipeline.accounting.consumed >= 300, killed.pipeline.step)
-        until(lambda: not killed.pipeline.progress.checkpoints.is_saving)
-        saved = killed.store.saved[-1]["accounting"]["consumed"]
-        until(lambda: killed.pipeline.accounting.consumed > saved, killed.pipeline.step)
-        killed.pipeline.reader.stop()
-        killed.store.close()
-        line = Line(log, tmp_path / "b")
-        assert 100 <= line.pipeline.accounting.consumed < killed.pipeline.accounting.consumed
-        line.run()
-        assert_same_checkpoint(newest(tmp_path / "b"), expected)
-
-    def test_settings_that_do_not_fit_are_refused(self, tmp_path):
-        log = memory_log(values_of(events(40)))
-        Line(log, tmp_path).run()
-        with pytest.raises(IncompatibleCheckpoint, match="hash_slots"):
-            Line(log, tmp_path, learner=Learner(small(hash_slots=128)))
-
 
 class FailingLetters(MemoryDeadLetters):
     """Fails at the given calls; what it was given is kept, as Kafka's does."""
@@ -530,7 +469,7 @@ def raise_(error: Exception) -> None:
 
 
 class TestErrors:
-    def test_a_batch_that_failed_halfway_is_never_saved(self, tmp_path):
+    def test_a_batch_that_failed_halfway_is_never_saved(self, tmp_path, caplog):
         """It was trained but its letters are lost: saving it with the old positions would train it twice."""
         values = values_of(events(320))
         values[200] = b"no event"
@@ -547,6 +486,7 @@ class TestErrors:
         assert line.learner.state.trainer.steps == 13
         for meta in line.store.saved:
             assert meta["accounting"]["consumed"] <= 192
+        assert f"nothing is saved after {line.store.paths()[-1]}" in caplog.text
         Line(log, tmp_path / "b").run()
         assert_same_checkpoint(newest(tmp_path / "b"), newest(tmp_path / "a"))
 

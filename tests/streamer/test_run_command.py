@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -110,23 +111,24 @@ class TestSettings:
         (tmp_path / "here.toml").write_text("batch-size = 77")
         assert given(STREAMER_CONFIG=str(tmp_path / "here.toml")).batch_size == 77
 
-    def test_an_unknown_key_is_refused_with_its_name(self, given):
-        result = given.refused(config="batch-size = 1\nbatchsize = 2\n[model]\ndimension = 3")
+    @pytest.mark.parametrize(
+        ("config", "arguments", "said"),
+        [
+            (
+                "batchsize = 2\n[model]\ndimension = 3",
+                (),
+                ["batchsize: did you mean batch-size?", "dimension", "--help"],
+            ),
+            ("batch-size =", (), ["is not TOML"]),
+            ('batch-size = "many"', (), ["many"]),
+            (None, ("--config", "nowhere.toml"), ["cannot read nowhere.toml"]),
+        ],
+    )
+    def test_a_file_that_is_wrong_is_refused(self, given, config, arguments, said):
+        result = given.refused(*arguments, config=config)
         assert result.exit_code == 2
-        assert "batchsize: did you mean batch-size?" in result.output
-        assert "dimension" in result.output
-        assert "--help" in result.output
-
-    @pytest.mark.parametrize(("config", "said"), [("batch-size =", "is not TOML"), ('batch-size = "many"', "many")])
-    def test_a_file_that_is_wrong_is_refused(self, given, config, said):
-        result = given.refused(config=config)
-        assert result.exit_code == 2
-        assert said in result.output
-
-    def test_a_file_that_is_missing_is_refused(self, given):
-        result = given.refused("--config", "nowhere.toml")
-        assert result.exit_code == 2
-        assert "cannot read nowhere.toml" in result.output
+        for words in said:
+            assert words in result.output
 
     def test_all_wrong_values_are_told_at_once(self, given):
         result = given.refused(
@@ -190,24 +192,6 @@ class TestRuns:
         assert summary["checkpoint"] == str(newest(tmp_path / "checkpoints").path)
         assert (tmp_path / f"{TOPIC}.dead-letters.jsonl").read_text().count("not_json") == 1
 
-    def test_without_json_the_summary_is_a_line_for_people(self, zygote, tmp_path):
-        write_log(tmp_path, values_of(events(200)))
-        arguments = [part for part in QUICK if part != "--json"]
-        assert zygote.run(["run", "--data-dir", tmp_path, "--until-end", *arguments, "--log-format", "plain"]) == 0
-        assert zygote.output == ""
-        assert "200 = 200 trained + 0 filtered + 0 dead-lettered" in zygote.errors
-
-    def test_logs_can_be_json(self, zygote, tmp_path):
-        write_log(tmp_path, values_of(events(200)))
-        assert zygote.run(["run", "--data-dir", tmp_path, "--until-end", *QUICK, "--log-format", "json"]) == 0
-        lines = [json.loads(line) for line in zygote.errors.splitlines()]
-        assert any("learning from" in line["message"] for line in lines)
-
-    def test_a_file(self, zygote, tmp_path):
-        path = jsonl(tmp_path / "events.jsonl", values_of(events(150)))
-        summary = zygote.summary(["run", "--source", path, "--data-dir", tmp_path / "data", *QUICK])
-        assert summary["trained"] == 150
-
     def test_a_file_that_grew_is_read_on(self, zygote, tmp_path):
         path = jsonl(tmp_path / "events.jsonl", values_of(events(150)))
         arguments = ["run", "--source", path, "--until-end", "--data-dir", tmp_path / "data", *QUICK]
@@ -243,16 +227,8 @@ class TestRuns:
             for k in range(100)
         ]
         path = jsonl(tmp_path / "events.jsonl", values)
-        features = [
-            "--item-feature",
-            "brand",
-            "--item-numeric-feature",
-            "price",
-            "--set",
-            "item_layers=8",
-            "--set",
-            "user_layers=8",
-        ]
+        features = ["--item-feature", "brand", "--item-numeric-feature", "price"]
+        features += ["--set", "item_layers=8", "--set", "user_layers=8"]
         zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert learner.state.categories["item"]["brand"].ids == ["b0", "b1"]
@@ -284,6 +260,9 @@ class TestRuns:
 # errors ---------------------------------------------------------------------------------------------------------------
 
 
+PLACES = ("nothing.jsonl", ".", "replaced", "checkpoints", "used", "corrupt")
+
+
 def only_line(zygote: Zygote) -> str:
     """The one line of complaint; what was logged before does not count."""
     lines = [line for line in zygote.errors.splitlines() if line.startswith("streamer: ")]
@@ -292,52 +271,29 @@ def only_line(zygote: Zygote) -> str:
     return lines[0]
 
 
-class TestErrors:
-    def test_a_missing_file(self, zygote, tmp_path):
-        assert zygote.run(["run", "--source", tmp_path / "nothing.jsonl", "--data-dir", tmp_path, *QUICK]) == 1
-        assert "there is no file" in only_line(zygote)
-        assert "nothing.jsonl" in only_line(zygote)
-
-    def test_a_missing_topic(self, zygote, tmp_path):
-        write_log(tmp_path, [], "another")
-        assert zygote.run(["run", "--data-dir", tmp_path, "--until-end", *QUICK]) == 1
-        assert f"there is no topic '{TOPIC}'" in only_line(zygote)
-        assert "another" in only_line(zygote)
-
-    def test_a_checkpoint_directory_that_another_run_uses(self, zygote, tmp_path):
-        write_log(tmp_path, values_of(events(10)))
-        with CheckpointStore(tmp_path / "checkpoints"):
-            assert zygote.run(["run", "--data-dir", tmp_path, *QUICK]) == 1
-        assert "another process (pid " in only_line(zygote)
-        assert "Stop it, or choose another directory" in only_line(zygote)
-
-    def test_a_checkpoint_of_other_settings(self, zygote, tmp_path):
-        write_log(tmp_path, values_of(events(100)))
-        arguments = ["run", "--data-dir", tmp_path, "--until-end", *QUICK]
-        zygote.summary(arguments)
-        assert zygote.run([*arguments, "--dim", "16"]) == 1
-        line = only_line(zygote)
-        assert "dim was 8 and is 16 now" in line
-        assert "--checkpoint-dir" in line
-
-    def test_checkpoints_that_are_all_corrupt(self, zygote, tmp_path):
-        write_log(tmp_path, values_of(events(100)))
-        arguments = ["run", "--data-dir", tmp_path, "--until-end", *QUICK]
-        zygote.summary(arguments)
-        for path in (tmp_path / "checkpoints").glob("ckpt-*"):
-            path.write_text("{}")
-        assert zygote.run(arguments) == 1
-        assert "every checkpoint in" in only_line(zygote)
-
-    def test_dead_letters_that_cannot_be_written(self, zygote, tmp_path):
-        write_log(tmp_path, values_of(events(10)))
-        assert zygote.run(["run", "--data-dir", tmp_path, "--dead-letters", tmp_path, *QUICK]) == 1
-        assert "cannot open dead letters" in only_line(zygote)
-
-    def test_a_log_that_was_replaced(self, zygote, tmp_path):
-        write_log(tmp_path / "a", values_of(events(100)))
-        write_log(tmp_path / "b", values_of(events(10)))
-        kept = ["--checkpoint-dir", tmp_path / "checkpoints", "--until-end", *QUICK]
-        zygote.summary(["run", "--data-dir", tmp_path / "a", *kept])
-        assert zygote.run(["run", "--data-dir", tmp_path / "b", *kept]) == 1
-        assert "the log was replaced" in only_line(zygote)
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--source", "nothing.jsonl"], ["there is no file", "nothing.jsonl"]),
+        (["--topic", "absent", "--until-end"], ["there is no topic 'absent'", TOPIC]),
+        (["--dead-letters", "."], ["cannot open dead letters"]),
+        (["--dim", "16"], ["dim was 8 and is 16 now", "--checkpoint-dir"]),
+        (["--data-dir", "replaced", "--checkpoint-dir", "checkpoints", "--until-end"], ["the log was replaced"]),
+        (["--checkpoint-dir", "used"], ["another process (pid ", "Stop it, or choose another directory"]),
+        (["--checkpoint-dir", "corrupt"], ["every checkpoint in"]),
+    ],
+)
+def test_an_error_is_one_line_that_says_what_and_what_to_do(zygote, tmp_path, monkeypatch, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    write_log(tmp_path, values_of(events(100)))
+    write_log(tmp_path / "replaced", values_of(events(10)))
+    places = [tmp_path / part if part in PLACES else part for part in arguments]
+    if {"--dim", "replaced", "corrupt"} & set(arguments):
+        zygote.summary(["run", "--data-dir", tmp_path, "--until-end", *QUICK])
+        shutil.copytree(tmp_path / "checkpoints", tmp_path / "corrupt")
+    for path in (tmp_path / "corrupt").glob("ckpt-*"):
+        path.write_text("{}")
+    with CheckpointStore(tmp_path / "used"):
+        assert zygote.run(["run", "--data-dir", tmp_path, *QUICK, *places]) == 1
+    for word in words:
+        assert word in only_line(zygote)

@@ -73,6 +73,7 @@ def test_rows_are_given_in_the_order_of_first_appearance(ids, first):
     assert vocabulary.rows(ids).tolist() == [first + distinct.index(raw) for raw in ids]
     assert vocabulary.ids == distinct
     assert vocabulary.size == first + len(distinct)
+    assert vocabulary.rows([]).dtype == np.int64
 
 
 def test_memory_stays_the_same_while_ids_come_and_go():
@@ -91,9 +92,3 @@ def test_a_row_without_an_id_has_no_name():
     for row in (0, 1, 2):
         with pytest.raises(IndexError, match=f"row {row} has no id"):
             vocabulary.id_of(row)
-
-
-def test_no_ids_have_no_rows():
-    rows = Vocabulary().rows([])
-    assert len(rows) == 0
-    assert rows.dtype == np.int64

@@ -7,7 +7,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest import handover
 from streamer.ingest.batcher import Batcher, MicroBatch
-from streamer.ingest.ingest import Ingest, Owner, SingleTrainer
+from streamer.ingest.ingest import Ingest, Owner
 from streamer.ingest.offsets import OffsetLedger
 from streamer.ingest.reader import Reader, StopCondition
 from streamer.sources.base import Chunk, Partition, RebalanceListener
@@ -108,7 +108,7 @@ class Line:
         return {p: at for p, at in self.ingest.assigned().items() if at is not None}
 
 
-class SlowOwner(SingleTrainer):
+class SlowOwner(Owner):
     """Lets partitions go only when the test says so."""
 
     def __init__(self) -> None:
@@ -157,51 +157,14 @@ class TestQueue:
                 until(lambda before=before: line.source.polls[0] > before)
             assert line.queued < 40 + 10
 
-    def test_polls_for_nothing_go_on_while_the_last_batch_is_trained(self):
-        line = Line(Watched(memory_log(values_of(events(20))), TOPIC), until_end=True)
-        with started(line):
-            until(lambda: line.queued == 20)
-            with line.ingest.batch(1) as batch:
-                before = line.source.polls[0]
-                until(lambda: line.source.polls[0] > before + 1)
-            assert batch is not None
-
-    def test_what_is_not_trained_does_not_fill_memory_either(self):
+    def test_what_is_not_trained_does_not_fill_memory_either(self, monkeypatch):
         """Dead letters are events' equals in memory: reading pauses when a batch is full of them."""
         log = memory_log([b"no event " * 1000] * 400)
         source = Watched(log, TOPIC)
-        batcher = Batcher(8, None, max_letter_bytes=100_000)
-        with started(Line(source, batcher=batcher, max_queued_events=16)):
+        monkeypatch.setattr("streamer.ingest.batcher.MAX_LETTER_BYTES", 100_000)
+        with started(Line(source, max_queued_events=16)):
             until(lambda: source.polls[0] > 2)
             assert source.positions()[P0] <= 16
-
-    def test_a_trainer_that_waits_is_woken_by_events(self):
-        log = memory_log([])
-        line = Line(Watched(log, TOPIC), batch_size=4)
-        with started(line):
-            assert line.step(0.01) is None
-            append(log, values_of(events(4)))
-            until(lambda: line.step(5.0) is not None)
-
-    def test_a_batch_closes_by_age_while_nothing_more_comes(self):
-        source = Watched(memory_log(values_of(events(3))), TOPIC)
-        line = Line(source, batcher=Batcher(100, max_age_s=0.05))
-        with started(line), line.ingest.batch(30) as batch:
-            assert batch is not None
-            assert len(batch) == 3
-
-    def test_reading_and_decoding_times_are_known(self):
-        seconds: Counter[str] = Counter()
-
-        def timed(phase: str, more: float) -> None:
-            seconds[phase] += more  # type: ignore[assignment]
-
-        line = Line(Watched(memory_log(values_of(events(200))), TOPIC), until_end=True)
-        line.reader.timed = timed
-        with started(line):
-            line.run()
-        assert seconds.keys() == {"poll", "decode"}
-        assert min(seconds.values()) > 0
 
 
 # where it stops -------------------------------------------------------------------------------------------------------
@@ -229,12 +192,6 @@ class TestUntilEnd:
             log.append(TOPIC, [(None, value, 0) for value in values_of(events(50))], partition=1)
             line.run()
         assert line.positions == {P0: 50, P1: 0}
-
-    def test_nothing_new_is_the_end_at_once(self):
-        line = Line(Watched(memory_log([]), TOPIC), until_end=True)
-        with started(line):
-            line.run()
-        assert line.trained == []
 
     @pytest.mark.parametrize("bad", [b"no event", encode("u", "i", 1.0, event_type="view")])
     def test_records_without_events_at_the_end_are_accounted_for(self, bad):
@@ -282,18 +239,6 @@ class TestUntilEnd:
             line.run()
         assert sorted(line.trained) == all_of(log)
 
-    def test_the_end_of_a_partition_that_comes_back_is_still_that_of_the_start(self):
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, max_queued_events=20, until_end=True)
-        with started(line):
-            until(lambda: len(line.trained) > 10, line.step)
-            line.lose(P0)
-            append(log, values_of(events(100)))
-            source.assign([P0])
-            line.run()
-        assert line.positions == {P0: 100}
-
 
 class TestMaxEvents:
     def test_it_stops_after_so_many_events(self):
@@ -319,16 +264,6 @@ class TestMaxEvents:
             line.lose(P0)
             line.run()
         assert line.trained == [(P1, k) for k in range(100)]
-
-    def test_nor_do_filtered_events_and_dead_letters_that_it_drops(self):
-        values = [encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "buy", "view", "view")] + [b"no event"] * 2
-        source = Watched(memory_log(values * 50, partitions=2), TOPIC)
-        line = Line(source, 10, EventSettings(event_types=("buy",)), max_events=90)
-        with started(line):
-            until(lambda: line.queued == 30)
-            line.lose(P0)
-            line.run()
-        assert (len(line.trained), line.accounted) == (30, 90)
 
     def test_filtered_events_and_dead_letters_count(self):
         values = [encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "view")] * 10 + [b"no event"] * 5
@@ -370,11 +305,8 @@ class TestPositions:
 
     def test_a_partition_from_which_nothing_came_yet_has_a_position_too(self):
         """Without one, a restart would begin it at the latest record again, and lose what came in between."""
-        log = memory_log(values_of(events(60)), partitions=2)
-        line = Line(Watched(log, TOPIC, start="latest"))
-        with started(line):
-            until(lambda: len(line.positions) == 2)
-            assert line.positions == {P0: 30, P1: 30}
+        with started(line := Line(Watched(memory_log([], partitions=2), TOPIC))):
+            until(lambda: line.positions == {P0: 0, P1: 0})
 
     def test_positions_are_those_of_the_batches_that_ended_well(self):
         line = Line(Watched(memory_log(values_of(events(60))), TOPIC), batch_size=10)
@@ -384,15 +316,6 @@ class TestPositions:
             with pytest.raises(ZeroDivisionError), line.ingest.batch(1):
                 _ = 1 / 0
             assert line.positions == {P0: 10}
-
-    def test_lag_is_what_is_not_trained_yet(self):
-        log = memory_log(values_of(events(60)), partitions=2)
-        line = Line(Watched(log, TOPIC), batch_size=10)
-        assert line.ingest.lag() == {}
-        with started(line):
-            until(lambda: sum(line.ingest.lag().values()) == 60)
-            until(lambda: line.step() is not None)
-            assert sum(line.ingest.lag().values()) == 50
 
 
 # rebalances -----------------------------------------------------------------------------------------------------------
@@ -471,39 +394,55 @@ class TestRevocation:
             line.ingest.commit({P0: 10})
         assert log.committed == {}, "what is saved too late is not ours to commit"
 
-    def test_a_stop_does_not_wait_for_it(self):
+    @pytest.mark.parametrize(("committed", "resumed"), [(70, 70), (3, 10)])
+    def test_a_partition_that_comes_back_goes_on_behind_what_others_have_trained_and_never_before_what_we_have(
+        self, committed, resumed
+    ):
+        log = memory_log(values_of(events(100)))
+        source = Watched(log, TOPIC)
+        line = Line(source, batch_size=10, until_end=True)
+        with started(line):
+            until(lambda: line.step() is not None)
+            line.lose(P0)
+            log.committed["streamer"][P0] = committed
+            source.assign([P0])
+            line.run()
+        assert [offset for _, offset in line.trained] == [*range(10), *range(resumed, 100)]
+
+
+class TestLoss:
+    def test_what_waits_is_not_trained_while_the_group_may_have_given_it_to_others(self):
         source = Watched(memory_log(values_of(events(100))), TOPIC)
-        line = Line(source)
+        line = Line(source, batch_size=10)
         with started(line):
             until(lambda: line.queued == 100)
-            source.revoke([P0])
-            until(lambda: line.ingest.handover_wanted)
-        assert source.closed
+            source.is_member = False
+            assert line.step() is None
+            source.is_member = True
+            assert line.step() is not None
 
-    def test_a_partition_that_others_read_meanwhile_goes_on_behind_them(self):
+    def test_what_waits_of_a_lost_partition_is_dropped_and_nothing_of_it_is_saved_or_committed(self):
+        """As after a pause longer than a session: another trainer has trained up to 70 meanwhile."""
         log = memory_log(values_of(events(100)))
         source = Watched(log, TOPIC)
         line = Line(source, batch_size=10, until_end=True)
         with started(line):
-            until(lambda: line.step() is not None)
-            line.lose(P0)
-            log.committed["streamer"][P0] = 70
+            until(lambda: line.queued == 100)
+            with line.ingest.batch(1) as batch:
+                line.train(batch)
+                source.is_member = False
+                log.committed["streamer"] = {P0: 70}
+                source.lose([P0])
+                until(lambda: line.queued == 0)
+            until(lambda: not line.positions)
+            assert line.ingest.take_snapshot() == ({P0: 10}, {}), "nothing waits to be saved"
+            line.ingest.commit({P0: 10})
+            assert log.committed["streamer"] == {P0: 70}
+            assert not line.ingest.handover_wanted
             source.assign([P0])
+            source.is_member = True
             line.run()
         assert [offset for _, offset in line.trained] == [*range(10), *range(70, 100)]
-
-    def test_a_commit_that_is_behind_does_not_bring_events_back(self):
-        """A handover that failed, or partitions that were lost: live progress counts, not what was committed."""
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, batch_size=10, until_end=True)
-        with started(line):
-            until(lambda: line.step() is not None)
-            line.lose(P0)
-            log.committed["streamer"][P0] = 3
-            source.assign([P0])
-            line.run()
-        assert [offset for _, offset in line.trained] == list(range(100))
 
 
 class Coordinator:
@@ -640,22 +579,3 @@ class TestFailures:
         line.reader.stop(timeout_s=0.05)
         assert "did not close" in caplog.text
         released.set()
-
-    def test_a_stop_before_anything_closes_the_source(self):
-        source = Watched(memory_log([]), TOPIC)
-        with started(Line(source)):
-            until(lambda: source.polls)
-        assert source.closed
-
-
-def test_partitions_are_claimed_on_the_reading_thread():
-    threads: list[str] = []
-
-    class Noting(SingleTrainer):
-        def claim(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-            threads.append(threading.current_thread().name)
-            return {}
-
-    with started(Line(Watched(memory_log([]), TOPIC), owner=Noting())):
-        until(lambda: threads)
-    assert threads == ["ingest"]

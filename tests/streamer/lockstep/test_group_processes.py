@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-from group_harness import PATIENCE_S, Ranks, assert_served, model, signal_at
+from group_harness import PATIENCE_S, Ranks, assert_same_model, assert_served, model, signal_at
 from serve_harness import Server
 
 from streamer.event import encode, encode_item
@@ -115,7 +115,7 @@ def test_without_its_manifest_a_checkpoint_counts_for_nothing(forker, log, undis
 
 
 def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(forker, log, tmp_path):
-    ranks = Ranks(forker, log, tmp_path / "checkpoints", 2, "--group-timeout", "2", "--max-age", "0")
+    ranks = Ranks(forker, log, tmp_path / "checkpoints", 2, "--group-timeout", "2")
     deadline = time.monotonic() + PATIENCE_S
     while "Assigned" not in ranks.errors(0):
         assert time.monotonic() < deadline
@@ -213,7 +213,7 @@ def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(forker, tmp_path):
     for size in (1, 2):
         ranks = Ranks(forker, tmp_path / "log", tmp_path / str(size), size, *catalogue, "--trainers", str(size))
         assert ranks.wait_all() == [0] * size, ranks.errors(0)
-    assert model(tmp_path / "2") == model(tmp_path / "1")
+    assert_same_model(tmp_path / "2", tmp_path / "1")
     learner = Learner.load(tmp_path / "2")
     assert {learner.state.items.id_of(row) for row in learner.state.cold_items.tolist()} == {
         f"i{k}" for k in range(12, 60) if k % 20 != 7

@@ -26,16 +26,14 @@ def publish(size: int, place: MemoryPlace, **settings) -> list[Learner]:
     def work(group):
         torch.set_num_threads(1)
         learner = LockstepLearner(LearnerSettings(**SETTINGS | settings), group)
-        publisher = GroupPublisher(group, learner.state, place, 0.0, 1e9)
-        publisher.start()
+        publisher = GroupPublisher(group, learner.state, place, 0.0)
         positions = lambda: {Partition("t", 0): learner.state.trainer.steps}  # noqa: E731
         for number, step in enumerate(steps()):
             learner.learn_batch(own_batch(step, group))
             publisher.base_wanted = number % 4 == 0
-            for _ in range(2):  # a base begins, and is copied
-                publisher.flush()
-                due = int(group.gather_equal(np.array([publisher.due()]))[0][0])
-                publisher.step(positions, True, Due(due))
+            publisher.flush()
+            due = int(group.gather_equal(np.array([publisher.due()]))[0][0])
+            publisher.step(positions, Due(due))
         publisher.close(positions)
         return learner
 

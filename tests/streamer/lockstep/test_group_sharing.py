@@ -6,37 +6,36 @@ from collections import Counter
 
 import pytest
 import torch
-from contracts.store_trainer import stored
 from line_harness import popularity_counts
 
 from streamer.cache_store.errors import StoreRefused
-from streamer.cache_store.memory import MemoryServer
-from streamer.cache_store.state import StoreSettings
+from streamer.cache_store.server import MemoryServer
 from streamer.cache_store.store import CacheStore
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.lockstep.learner import LockstepLearner
-from streamer.lockstep.sharing import GroupSharing, NoStore
+from streamer.lockstep.sharing import GroupSharing
 from streamer.model.settings import LearnerSettings
 from streamer.sharing.sharing import StoreSharing
 from streamer.snapshot.chain import with_users
 from streamer.sources.base import Partition
 from tests.streamer.lockstep.ranks import run_ranks
-from tests.streamer.lockstep.test_lockstep_learner import PARTITIONS, PARTS, differences, own_batch, steps
+from tests.streamer.lockstep.test_lockstep_learner import PARTS, differences, own_batch, steps
+from tests.streamer.test_sharing import counted
 
 SETTINGS = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64}
-OURS = [Partition("t", number) for number in range(PARTITIONS)]
 
 
-def exchanging(server) -> CacheStore:
+def exchanging(server, name: str = "group") -> CacheStore:
     """A store that exchanges when a test says so, not by itself."""
-    return CacheStore(server, StoreSettings(every_s=1e6))
+    return CacheStore(server, name, 1e6)
 
 
 def with_offsets(batch: MicroBatch, at: dict[Partition, int]) -> MicroBatch:
     for partition, start, stop in batch.origins:
         batch.offsets += range(at.get(partition, 0), at.get(partition, 0) + stop - start)
+        batch.positions[partition] = at.get(partition, 0) + stop - start
         at[partition] = at.get(partition, 0) + stop - start
     return batch
 
@@ -47,11 +46,11 @@ def train(size: int, server: MemoryServer, stream, saved=None, other=None) -> li
     def work(group):
         torch.set_num_threads(1)
         learner = LockstepLearner(LearnerSettings(**SETTINGS), group)
-        store = exchanging(server) if group.rank == 0 else NoStore()
-        sharing = GroupSharing(learner, store, group, lambda: OURS)
+        store = exchanging(server if group.rank == 0 else MemoryServer())
+        sharing = GroupSharing(learner, store, group)
         if saved is not None:
             learner.state.restore(saved[0], *saved[1])
-            sharing.restore(*saved[2], {})
+            sharing.restore(saved[2], {})
         sharing.start()
         at, kept = dict(saved[3]) if saved is not None else {}, None
         for number, step in enumerate(stream):
@@ -60,8 +59,11 @@ def train(size: int, server: MemoryServer, stream, saved=None, other=None) -> li
                     other()
                 store.exchange()
             sharing.receive()
-            for part in sharing.parts(with_offsets(own_batch(step, group), at), dict):
+            batch = with_offsets(own_batch(step, group), at)
+            batch.step_events = 1
+            for part in sharing.parts(batch):
                 sharing.contribute(part, learner.learn_batch(part.batch, counted=part.counted))
+            sharing.advance(batch)
             if number == len(stream) // 2:
                 sharing.before_save()
                 kept = (list(learner.state.chunks()), learner.state.dense(), sharing.save(), dict(at))
@@ -80,10 +82,10 @@ def events_of(stream) -> Counter[str]:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_contribute_as_one_trainer_and_all_receive_what_others_add(size):
     server, stream = MemoryServer(), steps()
-    learner, store = Learner(**SETTINGS), exchanging(server)
+    learner, store = Learner(**SETTINGS), exchanging(server, "other")
     other, count = StoreSharing(learner, store), [0]
     other.start()
-    other.claim([Partition("elsewhere", 0)])
+    other.claim({Partition("elsewhere", 0): 0})
 
     def learn_elsewhere() -> None:
         other.receive()
@@ -91,13 +93,15 @@ def test_ranks_contribute_as_one_trainer_and_all_receive_what_others_add(size):
         batch = MicroBatch(["x"] * 3, items, [1e6] * 3, offsets=[3 * count[0] + k for k in range(3)])
         batch.origins.append(Origin(Partition("elsewhere", 0), 0, 3))
         count[0] += 1
-        for part in other.parts(batch, dict):
+        batch.positions[Partition("elsewhere", 0)] = 3 * count[0]
+        for part in other.parts(batch):
             other.contribute(part, learner.learn_batch(part.batch))
+        other.advance(batch)
         store.exchange()
 
     ranks = train(size, server, stream, other=learn_elsewhere)
     expected = events_of(stream) + Counter({"i1": 8, "i2": 8}) + Counter(f"e{k}" for k in range(8))
-    assert stored(server).counts == expected
+    assert counted(server) == expected
     for rank, *_ in ranks:
         assert popularity_counts(rank) == expected
         assert differences(rank, ranks[0][0]) == []
@@ -107,14 +111,14 @@ def test_ranks_contribute_as_one_trainer_and_all_receive_what_others_add(size):
 def test_after_a_crash_nothing_is_counted_twice_and_ranks_stay_equal():
     server, stream = MemoryServer(), steps()
     ranks = train(2, server, stream)
-    whole = stored(server)
-    assert whole.counts == events_of(stream)
+    whole = counted(server)
+    assert whole == events_of(stream)
     # as if all were killed at the end: the steps after the checkpoint come again, and three new ones
     more = [*stream[len(stream) // 2 + 1 :], *steps(3, seed=1)]
     again = train(2, server, more, saved_by_all(ranks))
-    assert stored(server).counts == whole.counts + events_of(more[-3:])
+    assert counted(server) == whole + events_of(more[-3:])
     for learner, _, _ in again:
-        assert popularity_counts(learner) == stored(server).counts
+        assert popularity_counts(learner) == counted(server)
         assert differences(learner, again[0][0]) == []
     repeated = sum(events_of(more[:-3]).values())
     assert sum(status.duplicate_events for *_, status in again) == repeated
@@ -134,13 +138,13 @@ def saved_by_all(ranks: list[tuple]) -> tuple:
 
 def test_a_store_that_refuses_stops_all_ranks_with_its_words():
     class Refusing(MemoryServer):
-        def pull(self, *given):
+        def exchange(self, *given):
             raise StoreRefused("not allowed here")
 
     def work(group):
-        store = exchanging(Refusing()) if group.rank == 0 else NoStore()
+        store = exchanging(Refusing() if group.rank == 0 else MemoryServer())
         with pytest.raises(SharingError) as raised:
-            GroupSharing(Learner(**SETTINGS), store, group, lambda: OURS).start()
+            GroupSharing(Learner(**SETTINGS), store, group).start()
         return str(raised.value)
 
     assert run_ranks(2, PARTS, work) == ["not allowed here"] * 2

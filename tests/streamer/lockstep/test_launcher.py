@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from crash_harness import Command
-from group_harness import TINY, model
+from group_harness import TINY, assert_same_model
 
 from streamer.event import encode
 from streamer.snapshot import CheckpointStore
@@ -77,7 +77,7 @@ def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_
     # 3. a new start goes on where the manifest is
     with start("two", 2) as last:
         assert last.ended()[0] == 0, last.said()
-    assert model(tmp_path / "two") == model(tmp_path / "one")
+    assert_same_model(tmp_path / "two", tmp_path / "one")
 
 
 def _consumed(store: CheckpointStore) -> int:

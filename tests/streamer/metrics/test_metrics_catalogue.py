@@ -57,4 +57,4 @@ def test_labels_know_every_value_that_the_code_has():
     assert Composition._fields == BANDS
     words = re.findall(r"`([a-z-]+)`", store_errors.StoreUnavailable.__doc__ or "")
     assert words
-    assert set(words) | {"refused", "fenced", "other"} == set(STORE_ERRORS)
+    assert set(words) | {"refused", "other"} == set(STORE_ERRORS)

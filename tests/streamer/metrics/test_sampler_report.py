@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from line_harness import events, learn_all, small
 
 from streamer.learner import Learner
-from streamer.metrics.composition import DECILES, Ranking, composition, curve
-from streamer.metrics.sampler_report import CURVE_POINTS, SamplerReporter, divergence, entropy, turnover
+from streamer.metrics.composition import Ranking, curve
+from streamer.metrics.sampler_report import CURVE_POINTS, SamplerReporter, entropy, turnover
 
 SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 
@@ -35,32 +35,11 @@ def test_turnover_is_one_minus_what_two_bags_have_in_common(before, after):
     assert turnover(rows(before), rows(after)) == pytest.approx(1 - common / len(after))
 
 
-def test_turnover_of_nothing():
-    assert turnover(rows([]), rows([])) == 0
-    assert turnover(rows([]), rows([1, 2])) == 1
-
-
 @given(SLOTS)
 def test_entropy_is_that_of_the_definition(values):
     counts = Counter(values)
     shares = [count / len(values) for count in counts.values()]
     assert entropy(rows(list(counts.values()))) == pytest.approx(-sum(p * math.log(p) for p in shares), abs=1e-12)
-
-
-def test_entropy_is_largest_where_every_slot_differs():
-    assert entropy(np.ones(64, np.int64)) == pytest.approx(math.log(64))
-    assert entropy(rows([64])) == 0
-
-
-SHARES = st.lists(st.floats(0.01, 1), min_size=10, max_size=10).map(lambda x: np.array(x) / np.sum(x))
-
-
-@given(SHARES, SHARES)
-def test_divergence_is_positive_unless_both_are_equal(found, expected):
-    assert divergence(found, found) == pytest.approx(0, abs=1e-12)
-    assert divergence(found, expected) >= 0
-    direct = sum(p * math.log(p / q) for p, q in zip(found, expected, strict=True))
-    assert divergence(found, expected) == pytest.approx(max(0, direct), abs=1e-9)
 
 
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=500))
@@ -83,38 +62,12 @@ def test_a_curve_of_more_ranks_than_points_keeps_the_mass():
     assert points[-1].popularity < points[10].popularity < points[0].popularity
 
 
-def test_bands_are_those_of_the_composition(learner):
-    report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
-    assert report.slot_bands == pytest.approx(list(composition(learner.state.cache, learner.state.item_counts)))
-    assert min(report.slot_bands) > 0
-
-
-def test_deciles_are_those_of_a_walk_along_the_items(learner):
-    counts = learner.state.item_counts.counts(np.arange(learner.state.item_counts.size))
-    walked, before = np.zeros(10), 0.0
-    slots = Counter(learner.state.cache.tolist())
-    for row in sorted(range(len(counts)), key=lambda r: (-counts[r], r)):
-        walked[sum(before / counts.sum() >= edge for edge in DECILES)] += slots[row]
-        before += counts[row]
-    report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
-    assert report.slot_deciles == pytest.approx(list(walked / len(learner.state.cache)))
-
-
 def test_shares_of_what_was_resampled_sum_to_one_and_follow_occurrence(learner):
     report = SamplerReporter(learner).report(learner.state.cache, learner.state.cache[:5])
-    assert sum(report.occurrence_deciles) == pytest.approx(1)
     assert sum(report.occurrence_bands) == pytest.approx(1)
     ranking = Ranking.of(learner.state.item_counts)
     ours = learner.state.occurrence.values(ranking.order)
     assert report.curve[0].occurrence == pytest.approx(ours[0] / ours.sum())
-
-
-def test_a_batch_drawn_by_popularity_diverges_less_than_one_of_the_tail(learner):
-    ranking, rng = Ranking.of(learner.state.item_counts), np.random.default_rng(0)
-    alike = ranking.order[rng.choice(len(ranking.counts), 2000, p=ranking.counts / ranking.counts.sum())]
-    reporter = SamplerReporter(learner)
-    assert reporter.report(learner.state.cache, alike).divergence["batch"] < 0.02
-    assert reporter.report(learner.state.cache, ranking.order[-40:]).divergence["batch"] > 1
 
 
 def test_overlap_is_the_share_of_slots_whose_item_is_in_the_batch(learner):
@@ -133,13 +86,6 @@ def test_top_items_hold_the_most_slots_under_their_ids(learner):
         assert sum(count > counts[top.item] for count in counts.values()) < top.popularity_rank
 
 
-def test_rows_that_nobody_has_counted_are_in_no_stratum(learner):
-    ranking = Ranking.of(learner.state.item_counts)
-    some = rows([0, 1, 2, 3])
-    beyond = rows([0, 1, 10_000, 2, 3])
-    assert ranking.shares_of(beyond, DECILES).tolist() == ranking.shares_of(some, DECILES).tolist()
-
-
 def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, monkeypatch):
     now = [100.0]
     reporter = SamplerReporter(learner, lambda: now[0])
@@ -152,7 +98,6 @@ def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, mon
 def test_a_learner_that_knows_nothing_can_be_looked_at():
     report = SamplerReporter(Learner(small())).report(rows([]), rows([]))
     assert (report.slots, report.distinct, report.items, report.top, report.curve) == (0, 0, 0, [], [])
-    assert report.slot_bands == [0, 0, 0]
 
 
 def test_a_method_without_cache_has_none():

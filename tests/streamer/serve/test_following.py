@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import shutil
 import weakref
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
-from line_harness import events
+from line_harness import events, small
 from memory_place import MemoryPlace
 from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
@@ -18,6 +20,7 @@ from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
 from streamer.snapshot.directory import SnapshotDirectory, number_of
 from streamer.snapshot.publisher import Due
+from streamer.snapshot.snapshot import SnapshotFile
 from streamer.sources.memory import MemoryLog, MemorySource
 from tests.streamer.snapshot.test_checkpointer import Run
 
@@ -113,9 +116,9 @@ def test_after_a_delta_that_could_not_be_applied_nothing_is_served_until_a_base(
     def fail(delta) -> None:
         raise RuntimeError("half of it")
 
-    server.service.replica.apply = fail
+    delta, server.service.replica.apply = SimpleNamespace(end=server.service.end), fail
     with pytest.raises(RuntimeError):
-        server.service.apply(None)
+        server.service.apply(delta)
     with pytest.raises(NotReady):
         served(server.service, "u1")
 
@@ -190,83 +193,83 @@ def test_a_server_follows_checkpoints_also_when_their_trainer_goes_back(tmp_path
     back = Run(directory, start_from=chosen)
     assert_follows(back.learn_and_save(16, seed=3))
     assert_follows(back.learn_and_save(16, seed=4))
-    back.store.chain.clear()
+    back.store.links.clear()
     assert_follows(back.learn_and_save(16, seed=5))
     back.close()
     server.close()
 
 
-class TestDamage:
-    """What is damaged is noticed, and a base follows; what is served is always a state that the trainer had."""
+def flip(path: Path, share: float) -> None:
+    content = bytearray(path.read_bytes())
+    content[int(share * len(content))] ^= 4
+    path.write_bytes(content)
 
-    def damaged(self, points: Path, damage) -> None:
-        """Have a server that is at delta 2 meet a damaged delta 3, and then deltas and a base that are whole."""
-        trainer, served_at = Trainer(points), {}
-        server = Server(points)
-        trainer.learn(STREAM[:200])
-        trainer.learn(STREAM[200:300])
-        server.reach(trainer)
-        before = {user: served(server.service, user) for user in USERS}
-        server.close()
-        served_at[trainer.learner.state.trainer.steps] = before
-        trainer.learn(STREAM[300:400])
-        damage(delta_of(points, 3))
-        server.follower = type(server.follower)(server.service, server.follower._reader)
-        server.follower.start()
-        trainer.learn(STREAM[400:500])
-        wait_until(lambda: server.service.refused_points or not delta_of(points, 3).exists(), "noticing")
-        assert {user: served(server.service, user) for user in USERS} == before
-        trainer.base()
-        server.reach(trainer)
-        assert_equal(server.service, trainer.learner)
-        trainer.learn(STREAM[500:600])
-        server.reach(trainer)
-        assert_equal(server.service, trainer.learner)
-        server.close()
-        trainer.close()
 
-    def test_a_lost_delta(self, tmp_path):
-        self.damaged(tmp_path / "points", Path.unlink)
+def truncate(path: Path, share: float) -> None:
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
 
-    @pytest.mark.parametrize("place", [0.001, 0.3, 0.7, 0.999])
-    def test_a_flipped_bit(self, tmp_path, place):
-        def flip(path: Path) -> None:
-            content = bytearray(path.read_bytes())
-            content[int(place * len(content))] ^= 4
-            path.write_bytes(content)
 
-        self.damaged(tmp_path / "points", flip)
+DAMAGES = {
+    "it is lost": Path.unlink,
+    **{f"a bit at {share} is flipped": partial(flip, share=share) for share in (0.001, 0.3, 0.7, 0.999)},
+    **{f"{share} of it is left": partial(truncate, share=share) for share in (0.0, 0.4, 0.99)},
+    "the one before comes again": lambda path: shutil.copy(delta_of(path.parent, 2), path),
+    "it is of another run": lambda path: shutil.copy(delta_of(path.parents[1] / "other", 3), path),
+}
 
-    @pytest.mark.parametrize("share", [0.0, 0.4, 0.99])
-    def test_a_truncated_delta(self, tmp_path, share):
-        self.damaged(
-            tmp_path / "points", lambda path: path.write_bytes(path.read_bytes()[: int(share * len(path.read_bytes()))])
-        )
 
-    def test_a_delta_that_comes_twice_under_another_name(self, tmp_path):
-        self.damaged(tmp_path / "points", lambda path: shutil.copy(delta_of(path.parent, 2), path))
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_delta_is_refused_and_a_base_follows(tmp_path, damage):
+    """What is served is always a state that the trainer had; the server is not ready while newer state is refused."""
+    points, other = tmp_path / "points", Trainer(tmp_path / "other")
+    for part in (slice(100, 400), slice(0, 100), slice(100, 200)):
+        other.learn(STREAM[part])
+    other.close()
+    trainer, server = Trainer(points), Server(points)
+    trainer.learn(STREAM[:200])
+    trainer.learn(STREAM[200:300])
+    server.reach(trainer)
+    before = {user: served(server.service, user) for user in USERS}
+    server.close()
+    trainer.learn(STREAM[300:400])
+    DAMAGES[damage](delta_of(points, 3))
+    server.follower = type(server.follower)(server.service, server.follower._reader)
+    server.follower.start()
+    trainer.learn(STREAM[400:500])
+    wait_until(lambda: server.service.refused_points, "noticing")
+    wait_until(lambda: server.service.caught_up, "waiting for a base")
+    is_ready, why = server.service.ready()
+    assert not is_ready
+    assert "a snapshot was refused" in why
+    assert {user: served(server.service, user) for user in USERS} == before
+    trainer.base()
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    wait_until(lambda: server.service.ready()[0], "readiness")
+    trainer.learn(STREAM[500:600])
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    server.close()
+    trainer.close()
 
-    def test_a_delta_of_another_run_in_its_place(self, tmp_path):
-        other = Trainer(tmp_path / "other")
-        other.learn(STREAM[100:400])
-        other.learn(STREAM[:100])
-        other.learn(STREAM[100:200])
-        self.damaged(tmp_path / "points", lambda path: shutil.copy(delta_of(tmp_path / "other", 3), path))
-        other.close()
 
-    def test_a_damaged_base_is_passed_over(self, tmp_path):
-        trainer = Trainer(tmp_path / "points")
-        trainer.learn(STREAM[:200])
-        trainer.learn(STREAM[200:300])
-        trainer.base()
-        newest = SnapshotDirectory(tmp_path / "points").path(2, is_base=True)
-        newest.write_bytes(newest.read_bytes()[:-5])
-        server = Server(tmp_path / "points")
-        trainer.learn(STREAM[300:400])
-        server.reach(trainer)
-        assert_equal(server.service, trainer.learner)
-        server.close()
-        trainer.close()
+def test_a_damaged_base_is_passed_over(tmp_path):
+    trainer = Trainer(tmp_path / "points")
+    trainer.learn(STREAM[:200])
+    trainer.learn(STREAM[200:300])
+    trainer.base()
+    newest = SnapshotDirectory(tmp_path / "points").path(3, is_base=True)
+    newest.write_bytes(newest.read_bytes()[:-5])
+    server = Server(tmp_path / "points")
+    server.reach(trainer)  # at the state before it
+    assert_equal(server.service, trainer.learner)
+    trainer.learn(STREAM[300:400])
+    trainer.base()
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    server.close()
+    trainer.close()
 
 
 def test_deltas_that_are_doubled_or_out_of_order_change_nothing(tmp_path):
@@ -347,8 +350,33 @@ def test_what_no_server_needs_is_removed(pair, tmp_path):
         trainer.learn(STREAM[part : part + 100])
         trainer.base()
     server.reach(trainer)
-    left = SnapshotDirectory(tmp_path / "points").paths()
-    bases = sorted(number_of(path) for path in left if path.suffix == ".base")
-    deltas = sorted(number_of(path) for path in left if path.suffix == ".delta")
-    assert len(bases) == 2
-    assert deltas == list(range(bases[0] + 1, trainer.publisher.status.number + 1))
+    left = SnapshotDirectory(tmp_path / "points").numbers()
+    assert list(left) == list(range(trainer.publisher.status.number - 2, trainer.publisher.status.number + 1))
+    assert [path.suffix for path in left.values()] == [".base", ".delta", ".base"]
+
+
+def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, monkeypatch):
+    """A server starts when every row was published, and from any state after that."""
+    monkeypatch.setattr("streamer.snapshot.publisher.SLICE_CHUNKS", 2)
+    monkeypatch.setattr("streamer.snapshot.publisher.CHUNK_ROWS", 32)
+    monkeypatch.setattr("streamer.snapshot.publisher.SWEEP_DELTAS", 7)
+    learner = Learner(small())
+    learner.learn(STREAM[:600])
+    trainer, server = Trainer(tmp_path / "points", learner), Server(tmp_path / "points")
+    snapshots, first = SnapshotDirectory(tmp_path / "points"), []
+    for seed in range(40):
+        trainer.learn(events(8, seed=seed, users=30, items=150))
+        first.append(SnapshotFile(list(snapshots.numbers().values())[-1]).end.first)
+        if first[-1]:
+            server.reach(trainer)
+            assert_equal(server.service, learner)
+        if first[-1] and seed % 10 == 0:
+            later = Server(tmp_path / "points")
+            later.reach(trainer)
+            assert_equal(later.service, learner)
+            later.close()
+    assert first[:4] == [0] * 4
+    assert len(set(first)) > 4, "all rows came by again and again"
+    assert min(snapshots.numbers()) == sorted(set(first))[-2], "what is needed to start from is kept, and that before"
+    server.close()
+    trainer.close()

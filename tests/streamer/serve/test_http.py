@@ -22,7 +22,7 @@ from streamer.serve.service import RecommendRequest, Service
 from streamer.serve.settings import ServeSettings
 from streamer.sources.base import Partition
 from streamer.sources.embedded.log import EmbeddedLog
-from streamer.web.recommendations import MAX_BATCH, RequestBatcher
+from streamer.web.recommendations import MAX_BATCH, SLICE_ITEMS, RequestBatcher
 from streamer.web.serving import serving
 
 STREAM = [*events(400, users=20, items=120), ("<b>x</b>", "a/b c?&#é"), ("<b>x</b>", "i1")]
@@ -118,6 +118,10 @@ def test_what_a_user_did_a_moment_ago_counts_before_it_is_learned(client, traine
     log = EmbeddedLog(trainer.directory)
     log.create_topic(TOPIC, 1)
     now = time.time()
+    trainer.learner.learn([("u4", "i1", now)])
+    trainer.positions = {Partition(TOPIC, 0): 0}
+    trainer.publish()
+    wait_until(lambda: client.get("/status")["step"] == trainer.learner.state.trainer.steps, "following")
     log.append(TOPIC, [(b"u3", encode("u3", f"i{n}", now + n), round(now * 1000)) for n in (7, 8)])
     wait_until(lambda: client.get("/users/u3/recommendations")["recent"][:2] == ["i8", "i7"], "seeing")
     assert client.get("/users/u3/recommendations")["step"] == trainer.learner.state.trainer.steps
@@ -142,27 +146,59 @@ def test_metrics_and_the_description_of_the_interface_are_there(client):
     }
 
 
-def test_health_is_answered_while_recommendations_are_computed(client, monkeypatch):
+def test_health_and_other_requests_are_answered_while_a_large_batch_is_computed(client, monkeypatch):
+    """The batch is computed slice by slice; a request that comes later gets its turn before the next slice."""
+    computed: list[list[str]] = []
+    asked: list[str] = []
     begun, go_on = threading.Event(), threading.Event()
-    compute = Service.recommend_all
+    compute, recommend = Service.recommend_all, RequestBatcher.recommend
+
+    async def recommend_noted(batcher, request):
+        asked.append(request.user)
+        return await recommend(batcher, request)
 
     def compute_later(service, requests):
+        computed.append([request.user for request in requests])
         begun.set()
         assert go_on.wait(PATIENCE_S)
         return compute(service, requests)
 
     monkeypatch.setattr("streamer.web.app.REQUEST_S", PATIENCE_S)
     monkeypatch.setattr(Service, "recommend_all", compute_later)
-    with ThreadPoolExecutor(16) as pool:
-        answers = [pool.submit(client.items, f"u{n}") for n in range(16)]
+    monkeypatch.setattr(RequestBatcher, "recommend", recommend_noted)
+    queries = [{"user": f"u{n}", "k": SLICE_ITEMS // 2, "explain": True} for n in range(4)]
+    with ThreadPoolExecutor(2) as pool:
+        batch = pool.submit(client.ask, "POST", "/recommendations/batch", {"queries": queries})
         try:
             assert begun.wait(PATIENCE_S)
+            single = pool.submit(client.items, "later")
             for path in ("/healthz", "/readyz", "/metrics", "/status", "/hidden", "/"):
                 assert client.ask("GET", path)[0] == 200
-            assert not any(answer.done() for answer in answers)
+            wait_until(lambda: "later" in asked, "the second request")
+            assert not batch.done()
         finally:
             go_on.set()
-        assert all(len(answer.result()) == 10 for answer in answers)
+        assert len(single.result()) == 10
+        status, answer = batch.result()
+    assert status == 200
+    assert len(answer["answers"]) == 4
+    assert computed == [["u0", "u1"], ["later"], ["u2", "u3"]]
+
+
+def test_a_batch_is_of_one_generation_also_if_a_trainer_starts_between_its_slices():
+    generations = iter([1, 2, 2, 2])
+
+    def recommend_all(requests):
+        generation = next(generations)
+        return [{"generation": generation, "for": request.user} for request in requests]
+
+    async def ask() -> list[Any]:
+        batcher = RequestBatcher(SimpleNamespace(recommend_all=recommend_all))
+        return await batcher.recommend_all([RecommendRequest(user=f"u{n}") for n in range(MAX_BATCH + 1)])
+
+    answers = asyncio.run(ask())
+    assert {answer["generation"] for answer in answers} == {2}
+    assert [answer["for"] for answer in answers] == [f"u{n}" for n in range(MAX_BATCH + 1)]
 
 
 def test_requests_that_wait_together_are_computed_together_and_an_error_is_that_of_each():
@@ -194,6 +230,7 @@ class TestLimits:
             ("GET", f"/users/{'x' * 300}/recommendations", None, 422),
             ("POST", "/recommendations", {"recent": ["i1"] * 1001}, 422),
             ("POST", "/recommendations/batch", {"queries": [{"user": "u3"}] * 101}, 422),
+            ("POST", "/recommendations/batch", {"queries": [{"user": "u3", "k": 1000}] * 11}, 400),
             ("POST", "/recommendations", {"recent": ["x" * 200] * 9000}, 413),
             ("GET", "/nothing", None, 404),
         ],
@@ -243,8 +280,6 @@ class TestLimits:
                 pass
 
     def test_a_port_in_use_is_said_so(self, client, trainer):
-        with (
-            pytest.raises(StreamerError, match="--port"),
-            serving(ServeSettings(from_dir=trainer.directory, data_dir=trainer.directory, port=client.port)),
-        ):
+        settings = ServeSettings(from_dir=trainer.directory, data_dir=trainer.directory, port=client.port)
+        with pytest.raises(StreamerError, match="--port"), serving(settings):
             pass

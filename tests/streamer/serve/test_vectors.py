@@ -33,16 +33,16 @@ def test_an_index_finds_what_scoring_all_items_finds_also_of_what_changed_since(
         return [[item for item, _ in served(server.service, user)] for user in USERS]
 
     assert recall(found(indexed), found(exact)) >= 0.99
-    assert indexed.service.sizes()["indexed_items"] > 1000
-    assert exact.service.sizes()["indexed_items"] == 0
-    before = indexed.service.sizes()["indexed_items"]
+    assert indexed.service.status()["indexed_items"] > 1000
+    assert exact.service.status()["indexed_items"] == 0
+    before = indexed.service.status()["indexed_items"]
     new = [(f"u{n % 300}", f"brand new {n % 40}") for n in range(1000)]
     trainer.learn(new, batch_size=500)
     assert recall(found(indexed), found(exact)) >= 0.99
     assert any(item.startswith("brand new") for items in found(exact) for item in items)
     trainer.learn(STREAM[8000:], batch_size=500)  # enough has changed for another index
     found(indexed)
-    assert indexed.service.sizes()["indexed_items"] >= before + 40
+    assert indexed.service.status()["indexed_items"] >= before + 40
     assert recall(found(indexed), found(exact)) >= 0.99
     for each in (exact, indexed, trainer):
         each.close()

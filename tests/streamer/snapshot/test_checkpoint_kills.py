@@ -58,7 +58,7 @@ def run_killed_at(at, base):
     if child == 0:
         learner, checkpointer, done = resumed()
         if base:
-            checkpointer._store.chain.clear()
+            checkpointer._store.links.clear()
         stages = []
         for place, name in ((os, "write"), (os, "fsync"), (Path, "rename"), (Path, "unlink")):
             setattr(place, name, killing(getattr(place, name), name, stages, at))

@@ -19,7 +19,6 @@ from streamer.model.settings import id_towers
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot import CheckpointStore
 from streamer.snapshot.capture import IDLE_S, LONG_STEP_S, STEP_S, Capture
-from streamer.snapshot.chain import Chain
 from streamer.snapshot.checkpointer import Checkpointer
 
 
@@ -29,7 +28,7 @@ class BlockingStore:
     def __init__(self):
         self.may_save, self.started = threading.Semaphore(0), threading.Semaphore(0)
         self.saved, self.error, self.most_at_once, self._running = [], None, 0, 0
-        self.wants_base, self.chain = True, Chain()
+        self.wants_base, self.links = True, []
 
     def save(self, chunks, arrays, meta, *, base):
         self._running += 1
@@ -228,7 +227,7 @@ def test_a_run_goes_back_to_a_chosen_point_once(start, caplog):
     assert newer > superseded
     again = start(start_from=chosen)  # a supervisor starts the same command again
     assert_same_learner(again.learner, back.learner)
-    again.store.chain.clear()
+    again.store.links.clear()
     assert again.learn_and_save(16, seed=4).suffix == ".base"
     chosen.unlink()  # as old ones are
     assert_same_learner(start(start_from=chosen).learner, again.learner)

@@ -22,12 +22,12 @@ from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.errors import StreamerError
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE
+from streamer.metrics.composition import Composition
 from streamer.metrics.monitor import Monitor
 from streamer.metrics.status import Status
 from streamer.sources.base import Partition
-from streamer.web.app import Access, Guard, new_app
-from streamer.web.live import PAGE, monitor_server, serve_metrics
-from streamer.web.live_data import SHOWN_VALUE
+from streamer.web.app import Guard, new_app
+from streamer.web.live import PAGE, SHOWN_VALUE, monitor_server, new_monitor
 from streamer.web.server import MAX_CONNECTIONS, MAX_HEAD_BYTES, WebServer, listen
 
 NASTY = "<script>alert(1)</script>"
@@ -45,7 +45,8 @@ def monitor() -> Monitor:
     batch.dead_letters = [DeadLetter(Reason.NOT_JSON, "no JSON", "t", 0, 5, 0, None, value)]
     found.learned(learner.learn_batch(batch))
     found.trained(batch)
-    found.refreshed(Status(steps=1, partitions={Partition("t", 0): 6}, lag={Partition("t", 0): 4}))
+    cache = Composition(0.2, 0.3, 0.5)
+    found.refreshed(Status(steps=1, partitions={Partition("t", 0): 6}, lag={Partition("t", 0): 4}, cache=cache))
     return found
 
 
@@ -106,26 +107,12 @@ def test_plotly_is_that_of_the_installed_package(server):
 
 
 def test_metrics_can_be_parsed_and_are_the_catalogue_beside_those_of_the_process():
-    with serve_metrics("a log", "127.0.0.1", 0) as (_, url):
-        body = urllib.request.urlopen(f"{url}metrics").read()
+    with monitor_server(new_monitor("a log")) as server:
+        body = ask(server, "/metrics")[2]
     found = {f.name + ("_total" if f.type == "counter" else "") for f in text_string_to_metric_families(body.decode())}
     others = {name for name in found if name.startswith(("process_", "python_"))}
     assert found - others == set(CATALOGUE)
     assert "process_resident_memory_bytes" in others
-
-
-def test_open_metrics_are_answered_to_who_asks_for_them(server):
-    status, headers, body = ask(server, "/metrics", Accept="application/openmetrics-text; version=1.0.0")
-    assert status == 200
-    assert headers["Content-Type"].startswith("application/openmetrics-text")
-    assert body.endswith(b"# EOF\n")
-
-
-@pytest.mark.parametrize("accept", ["application/openmetrics-text; version=x", "text/plain;version=,,", "\xff"])
-def test_metrics_are_served_to_who_sends_an_accept_header_that_makes_no_sense(server, accept):
-    status, headers, body = ask(server, "/metrics", Accept=accept)
-    assert (status, headers["Content-Type"].split(";")[0]) == (200, "text/plain")
-    assert b"streamer_steps_total" in body
 
 
 def test_probes_answer_with_a_reason(server, monitor):
@@ -208,15 +195,11 @@ def test_an_unknown_path_is_not_found_and_the_known_ones_are_named(server, path)
     assert b"/metrics" in body
 
 
-def test_what_was_asked_is_not_repeated_in_the_answer(server):
-    assert b"script" not in ask(server, "/<script>")[2]
-
-
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
 def test_nothing_can_be_changed(server, method):
     status, headers, _ = ask(server, "/", method)
     assert status == 405
-    assert headers["Allow"] == "GET, HEAD"
+    assert headers["Allow"] == "GET"
 
 
 def test_head_answers_the_length_alone(server):
@@ -250,14 +233,6 @@ def test_many_at_once_are_all_answered_while_the_line_goes_on(server, monitor):
         assert {answer.result() for answer in answers} == {200}
 
 
-def test_one_connection_serves_many_requests(server):
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
-    for path in ("/healthz", "/metrics", "/nothing", "/data.json"):
-        connection.request("GET", path)
-        assert connection.getresponse().read()
-    connection.close()
-
-
 def test_a_route_that_fails_is_an_error_of_its_own(caplog):
     app = new_app()
 
@@ -269,7 +244,7 @@ def test_a_route_that_fails_is_an_error_of_its_own(caplog):
     def fine() -> str:
         return "fine"
 
-    with WebServer(Guard(app, Access()), listen("127.0.0.1", 0, "--")) as server:
+    with WebServer(Guard(app), listen("127.0.0.1", 0, "--")) as server:
         status, headers, body = ask(server, "/broken")
         assert status == 500
         assert b"inside" not in body
@@ -336,16 +311,16 @@ def test_headers_without_end_are_ended(server):
 # names ----------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["localhost", "127.0.0.1", "127.8.8.8:9", "[::1]:80", "LOCALHOST:1", "a.localhost"])
-def test_local_names_are_answered_on_loopback(server, name):
-    assert ask(server, "/data.json", Host=name)[0] == 200
+LOCAL = ["localhost", "127.0.0.1", "127.8.8.8:9", "[::1]:80", "LOCALHOST:1", "a.localhost"]
 
 
-@pytest.mark.parametrize("name", ["evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "[::1"])
-def test_other_names_are_not_answered_on_loopback(server, name):
-    """A browser sends them for the page of a stranger whose name leads to 127.0.0.1."""
+@pytest.mark.parametrize(
+    "name", [*LOCAL, "evil.example", "127.0.0.1.evil.example:80", "localhost.evil.example", "", "["]
+)
+def test_only_local_names_are_answered_on_loopback(server, name):
+    """A browser sends others for the page of a stranger whose name leads to 127.0.0.1."""
     status, _, body = ask(server, "/data.json", Host=name)
-    assert (status, b"figures" in body) == (421, False)
+    assert (status, b"figures" in body) == ((200, True) if name in LOCAL else (421, False))
 
 
 def test_any_name_is_answered_where_others_are_served():
@@ -356,19 +331,11 @@ def test_any_name_is_answered_where_others_are_served():
 # where it listens -----------------------------------------------------------------------------------------------------
 
 
-def test_a_port_that_is_taken_is_named_with_what_to_try(server):
+def test_a_port_that_is_taken_and_a_host_that_is_none_are_named_with_what_to_try(server):
     with pytest.raises(StreamerError, match=rf"port {server.port} on 127.0.0.1 is in use.*--metrics-port, or 0"):
         listen("127.0.0.1", server.port, "--metrics-")
-
-
-def test_a_host_that_is_none_is_named():
     with pytest.raises(StreamerError, match=r"--metrics-host no\.such\.host\.invalid"):
         listen("no.such.host.invalid", 0, "--metrics-")
-
-
-def test_any_free_port_is_told_and_loopback_is_the_default(server):
-    assert server.port > 0
-    assert server.url == f"http://127.0.0.1:{server.port}/"
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "::1", "localhost"])

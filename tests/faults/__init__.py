@@ -1,0 +1,1 @@
+"""Faults against real processes: what becomes of every event when a part of the system fails."""

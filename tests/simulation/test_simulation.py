@@ -1,0 +1,42 @@
+"""Histories of trainers that come, go, die and sleep. More of them: `HISTORIES=10000 pytest tests/simulation`."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from simulation.history import History
+
+HISTORIES = int(os.environ.get("HISTORIES", "400"))
+PARTS = 4
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    """Nobody reads what thousands of trainers log."""
+    logging.disable()
+    yield
+    logging.disable(logging.NOTSET)
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_every_history_each_event_is_trained_once_and_counted_once(part: int) -> None:
+    for seed in range(part, HISTORIES, PARTS):
+        history = History(seed)
+        try:
+            history.run()
+        except BaseException:
+            print(f"seed {seed}, committed: {history.broker.committed}")
+            print("\n".join(history.said))
+            raise
+
+
+def test_a_seed_is_one_history() -> None:
+    first, second = History(7), History(7)
+    first.run()
+    second.run()
+    assert first.said == second.said
+    assert first.scheduler.switches == second.scheduler.switches
