@@ -1,19 +1,16 @@
-"""Fills the tables of docs/results.md from what `streamer compare` and `streamer sweep`
-have found.
+"""Fills the tables of docs/results.md from what `streamer compare` has found.
 
-    python benchmarks/results_page.py OUT_DIR [OUT_DIR ...]
+    python benchmarks/results_page.py [OUT_DIR ...]
 
-Each directory is an `--out` of a comparison. What stands between one of these marks and
-`<!-- end -->` is replaced:
+Each directory is an `--out` of a comparison. Means over its seeds go to the small file
+docs/figures.json, in place of earlier ones of the same log, protocol, method and
+settings. Then each of these marks of the page gets its table from that file, up to
+`<!-- end -->`; a cell without a figure says "not measured":
 
-    <!-- table: LOG PROTOCOL -->     methods and baselines with the defaults
-    <!-- slices: LOG PROTOCOL -->    the default method beside the best baseline of each slice
-    <!-- towers: LOG PROTOCOL -->    the towers' own lists, by batch size and method, where the towers alone rank
-    <!-- paper: LOG PROTOCOL -->     methods with the epochs of the paper
-    <!-- sweep: LOG PARAMETER -->    one parameter
-
-All other text is kept, and so is a table without a run. The rows behind the tables are
-written beside the page, to docs/results.json; those of other runs stay there.
+    <!-- public -->            public test sets, published figures and ours
+    <!-- stream: LOG -->       the default method beside the best baseline of each slice
+    <!-- delay -->             hits by the delay of learning, and a plot of them
+    <!-- offline: LOG -->      methods by the paper's protocol
 """
 
 from __future__ import annotations
@@ -21,188 +18,239 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from streamer.replay.evaluation.record import Record, Records, result_rows
-from streamer.replay.evaluation.sliced import RETRIEVED
+from streamer.replay.evaluation.results import Results, Run, settings_text
 from streamer.replay.evaluation.slices import SECOND_HALF
 from streamer.replay.evaluation.tables import (
-    STREAM_FIGURES,
+    SESSION_TITLES,
+    STREAM_SLICES,
+    Figure,
     Figures,
-    about,
-    by_number,
-    group_of,
-    main_table,
+    Mean,
+    ResultTable,
     slice_title,
-    sweep_table,
 )
 
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
-MARK = re.compile(
-    r"(<!-- (table|slices|towers|paper|sweep): (\S+) (\S+) -->\n)(.*?)(<!-- end -->)",
-    re.DOTALL,
-)
-TIMED = "draws"
-"""The sweep run on a quiet machine: times of other offline runs are left out; those of
-streams are CPU time.
-"""
-KEPT = {
-    "recall": (10, 20),
-    "ndcg": (10, 20),
-    "authors-ndcg": (10, 20),
-    "hr": (10, *RETRIEVED),
-}
-KEPT |= {
-    "step-ms": (0,),
-    "events-per-second": (0,),
-    "hr-without-towers": (10,),
-    "towers-recall": RETRIEVED,
-}
+DOCS = Path(__file__).parents[1] / "docs"
+MARK = re.compile(r"(<!-- (\w+)(?:: (\S+))? -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 DEFAULT = "xir"
-SLICES = ("all", "new", *(SECOND_HALF + slice_ for _, slice_ in STREAM_FIGURES))
-PAPER_EPOCHS = "100"
+MISSING = "not measured"
+PUBLIC = {
+    "diginetica": ("P@20 / MRR@20", "54.22 / 19.04, GCE-GNN (SIGIR 2020)"),
+    "yoochoose64": ("P@20 / MRR@20", "72.64 / 31.93, GraphFine (AAAI 2026)"),
+    "ader-diginetica": ("P@20 / MRR@20", "50.21 / 17.32, ADER (RecSys 2020)"),
+    "ader-yoochoose": ("P@20 / MRR@20", "72.38 / 36.71, ADER (RecSys 2020)"),
+    "gowalla-bars": (
+        "Recall@20 / NDCG@20",
+        "18.72 / 15.57, SimpleX (BARS leaderboard)",
+    ),
+}
+"""What is measured on a public set, and the best that is published, in percent."""
+DELAYS = {
+    "0": "0",
+    "60": "1 minute",
+    "3600": "1 hour",
+    "86400": "1 day",
+    "604800": "1 week",
+}
+KEPT: set[Figure] = {
+    *SESSION_TITLES,
+    *(("hr", 10, SECOND_HALF + slice_) for slice_ in STREAM_SLICES),
+    *(("hr-without-towers", 10, SECOND_HALF + slice_) for slice_ in ("all", "new")),
+    *((metric, 20, SECOND_HALF + "all") for metric in ("hr", "mrr")),
+    *((metric, k, "all") for metric in ("recall", "ndcg") for k in (10, 20)),
+}
+"""The figures that the page shows."""
+
+Row = dict[str, Any]
 
 
-def filled(page: str, records: Sequence[Record]) -> str:
-    """The page with the tables made anew of which there are runs."""
-
-    def table(found: re.Match[str]) -> str:
-        made = _made(found[2], found[3], found[4], records)
-        return f"{found[1]}\n{made}\n\n{found[6]}" if made else found[0]
-
-    return MARK.sub(table, page)
-
-
-def _made(kind: str, data: str, what: str, records: Sequence[Record]) -> str:
-    """A table; empty if nothing was run for it."""
-    records = [r for r in records if r.data == data]
-    records = records if what == TIMED else [_untimed(r) for r in records]
-    if kind == "sweep":
-        ours = [r for r in records if r.protocol == "offline" and what in r.settings]
-        return f"{about(ours)}\n\n{sweep_table(ours, what)}" if ours else ""
-    ours = [r for r in records if r.protocol == what and _belongs(kind, r.settings)]
-    if not ours:
-        return ""
-    makers = {
-        "slices": slices_table,
-        "towers": towers_table,
-        "table": main_table,
-        "paper": main_table,
-    }
-    return f"{about(ours)}\n\n{makers[kind](ours)}"
+def rows_of(runs: Sequence[Run]) -> Iterator[Row]:
+    """Means over seeds of each method and baseline with the same settings."""
+    groups: dict[tuple[str, str, str], list[Run]] = {}
+    for run in runs:
+        key = (run.data, run.protocol, settings_text(run.settings))
+        groups.setdefault(key, []).append(run)
+    for (data, protocol, settings), group in groups.items():
+        figures = Figures(group)
+        for name in (*figures.baselines, *figures.methods):
+            found = {}
+            for figure in sorted(KEPT):
+                if mean := figures.of(name, *figure):
+                    rounded = [None if x is None else round(x, 5) for x in mean]
+                    found["{}@{} {}".format(*figure)] = rounded
+            yield {
+                "data": data,
+                "protocol": protocol,
+                "who": name.strip("`").removeprefix("baseline: "),
+                "baseline": name in figures.baselines,
+                "settings": settings,
+                "seeds": len({run.seed for run in group}),
+                "figures": found,
+            }
 
 
-def _belongs(kind: str, settings: dict[str, Any]) -> bool:
-    if kind == "towers":
-        return settings.get("rerank") == "false"
-    return settings.get("epochs") == PAPER_EPOCHS if kind == "paper" else not settings
+class Page:
+    """The figures behind the page, and its tables."""
 
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self._rows = rows
 
-def _untimed(record: Record) -> Record:
-    kept = {"events-per-second"} if record.protocol == "prequential" else set()
-    return msgspec.structs.replace(
-        record, measures=[m for m in record.measures if m.k or m.metric in kept]
-    )
-
-
-def slices_table(records: Sequence[Record]) -> str:
-    """Of each slice of the second half: the default method, the best baseline, and the
-    ratio; means over seeds.
-    """
-    figures = Figures(records)
-    group = next(group_of(r) for r in records if r.method == DEFAULT)
-    baselines = {
-        baseline: group_of(r, baseline) for r in records for baseline in r.baselines
-    }
-    lines = [f"| HR@10 | `{DEFAULT}` | best baseline | ratio |", "|---|---|---|---|"]
-    for metric, slice_ in STREAM_FIGURES:
-        if metric != "hr":
-            continue
-        at = ("hr", 10, SECOND_HALF + slice_)
-        found = {
-            baseline: mean
-            for baseline, where in baselines.items()
-            if (mean := figures.of(where, *at))
+    def filled(self, text: str) -> str:
+        """The text with every table made anew."""
+        tables = {
+            "public": lambda _: self.public(),
+            "stream": self.stream,
+            "delay": lambda _: self.delays(),
+            "offline": self.offline,
         }
-        ours = figures.of(group, *at)
-        best = max(found, key=lambda baseline: found[baseline].mean)
-        assert ours is not None
-        ratio = f"{ours.mean / found[best].mean:.3f}"
-        lines.append(
-            f"| {slice_title(slice_)} | {ours} | {found[best]} {best} | {ratio} |"
-        )
-    return "\n".join(lines)
 
+        def table(found: re.Match[str]) -> str:
+            return f"{found[1]}\n{tables[found[2]](found[3])}\n\n{found[5]}"
 
-def towers_table(records: Sequence[Record]) -> str:
-    """What the towers' own lists hold of the second half, means over seeds."""
-    shown = [
-        (k, SECOND_HALF + slice_)
-        for slice_ in ("all", "new", "new/tail")
-        for k in RETRIEVED
-    ]
-    head = [
-        "batch",
-        "method",
-        *(f"Recall@{k} {slice_title(slice_)}" for k, slice_ in shown),
-    ]
-    figures = Figures(records)
-    rows = {}
-    for r in records:
-        batch = str(r.settings.get("batch_size", 512))
-        means = [figures.of(group_of(r), "hr", k, slice_) for k, slice_ in shown]
-        rows[by_number(batch), r.method] = [
-            batch,
-            f"`{r.method}`",
-            *(str(mean or "") for mean in means),
+        return MARK.sub(table, text)
+
+    def public(self) -> ResultTable:
+        """Public sets: what is published, the best baseline and ours, in percent."""
+        rows = []
+        for data, (measured, published) in PUBLIC.items():
+            metrics = ("hr@20 all", "mrr@20 all")
+            if measured.startswith("Recall"):
+                metrics = ("recall@20 all", "ndcg@20 all")
+            ours = []
+            baselines = []
+            for row in self._of(data):
+                means = [self._mean(row, metric) for metric in metrics]
+                percents = [f"{100 * mean.mean:.2f}" for mean in means if mean]
+                if len(percents) == len(metrics):
+                    cell = " / ".join(percents)
+                    (baselines if row["baseline"] else ours).append((cell, row))
+            for found in (ours, baselines):
+                found.sort(key=lambda one: float(one[0].split()[0]))
+            best = MISSING
+            if ours:
+                cell, row = ours[-1]
+                best = f"**{cell}** (`{row['who']}`, {_seeds(row)})"
+            baseline = (
+                f"{baselines[-1][0]} {baselines[-1][1]['who']}" if baselines else ""
+            )
+            rows.append([data, measured, published, baseline, best])
+        head = ["set", "%", "best published", "best baseline", "Streamer"]
+        return ResultTable(head, rows)
+
+    def stream(self, data: str) -> ResultTable:
+        """Of each slice of the second half: the default method, the best baseline, and
+        the ratio.
+        """
+        rows = []
+        found = [row for row in self._of(data) if not row["settings"]]
+        for slice_ in STREAM_SLICES:
+            figure = f"hr@10 {SECOND_HALF}{slice_}"
+            means = {row["who"]: self._mean(row, figure) for row in found}
+            best = {row["who"]: means[row["who"]] for row in found if row["baseline"]}
+            ours = means.get(DEFAULT)
+            known = {who: mean.mean for who, mean in best.items() if mean}
+            if ours is None or not known:
+                rows.append([slice_title(slice_), MISSING, MISSING, ""])
+                continue
+            who = max(known, key=lambda name: known[name])
+            ratio = f"{ours.mean / known[who]:.3f}"
+            cells = [str(ours), f"{known[who]:.4f} {who}", ratio]
+            rows.append([slice_title(slice_), *cells])
+        return ResultTable(["HR@10", f"`{DEFAULT}`", "best baseline", "ratio"], rows)
+
+    def delays(self) -> str:
+        """HR@20 and MRR@20 by the delay of learning: a table, and a plot of the share
+        that is left of HR@20.
+        """
+        rows = []
+        lines = []
+        for data in ("gowalla-time", "tmall", "yoochoose64"):
+            shares = []
+            first = None
+            cells = [data]
+            for delay in DELAYS:
+                wanted = f"delay_seconds={delay}"
+                cell = MISSING
+                for row in self._of(data):
+                    if row["baseline"] or wanted not in row["settings"].split(", "):
+                        continue
+                    hits = self._mean(row, f"hr@20 {SECOND_HALF}all")
+                    mrr = self._mean(row, f"mrr@20 {SECOND_HALF}all")
+                    if hits and mrr:
+                        cell = f"{hits.mean:.4f} / {mrr.mean:.4f}"
+                        first = first or hits.mean
+                        shares.append(round(100 * hits.mean / first, 1))
+                cells.append(cell)
+            rows.append(cells)
+            if len(shares) == len(DELAYS):
+                lines.append(f"    line {shares}")
+        table = ResultTable(["HR@20 / MRR@20", *DELAYS.values()], rows)
+        names = ", ".join(f'"{name}"' for name in DELAYS.values())
+        plot = [
+            "```mermaid",
+            "xychart-beta",
+            '    title "HR@20 that is left, %, by delay of learning"',
+            f"    x-axis [{names}]",
+            '    y-axis "%" 0 --> 100',
+            *lines,
+            "```",
         ]
-    lines = [head, ["---"] * len(head), *(rows[key] for key in sorted(rows))]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+        return "\n".join([str(table), "", *plot]) if lines else str(table)
+
+    def offline(self, data: str) -> ResultTable:
+        """Methods by the paper's protocol."""
+        titles = {
+            "recall@10 all": "Recall@10",
+            "recall@20 all": "Recall@20",
+            "ndcg@10 all": "NDCG@10",
+            "ndcg@20 all": "NDCG@20",
+        }
+        rows = []
+        for row in self._of(data):
+            means = [self._mean(row, figure) for figure in titles]
+            cells = [str(mean or "") for mean in means]
+            rows.append([f"`{row['who']}`", row["settings"], _seeds(row), *cells])
+        if not rows:
+            return ResultTable(["method"], [[MISSING]])
+        head = ["method", "settings", "seeds", *titles.values()]
+        return ResultTable(head, rows).filled()
+
+    def _of(self, data: str) -> list[Row]:
+        return [row for row in self._rows if row["data"] == data]
+
+    def _mean(self, row: Row, figure: str) -> Mean | None:
+        found = row["figures"].get(figure)
+        return Mean(*found) if found else None
 
 
-def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
-    """The rows that the tables are made of."""
-    untimed = [r if TIMED in r.settings else _untimed(r) for r in records]
-    return [
-        r
-        for r in result_rows(untimed)
-        if r["k"] in KEPT.get(r["metric"], ()) and r["slice"] in SLICES
-    ]
+def _seeds(row: Row) -> str:
+    return f"{row['seeds']} seeds" if row["seeds"] > 1 else "one seed"
 
 
-def _comparison(row: dict[str, Any]) -> tuple[str, ...]:
-    return (
-        row["data"],
-        row["protocol"],
-        json.dumps(row.get("settings", {}), sort_keys=True),
-    )
+def _key(row: Row) -> tuple[str, ...]:
+    return (row["data"], row["protocol"], row["who"], row["settings"])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("directories", type=Path, nargs="+")
-    records = [
-        record
-        for directory in parser.parse_args().directories
-        for record in Records(directory).all()
-    ]
-    PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), records), encoding="utf-8")
-    made = rows(records)
-    file = PAGE.with_suffix(".json")
-    anew = {_comparison(row) for row in made}
-    kept = [
-        row
-        for row in json.loads(file.read_text(encoding="utf-8"))
-        if _comparison(row) not in anew
-    ]
-    lines = ",\n".join(json.dumps(row) for row in [*kept, *made])
+    parser.add_argument("directories", type=Path, nargs="*")
+    runs: list[Run] = []
+    for directory in parser.parse_args().directories:
+        runs += Results(directory).runs
+    file = DOCS / "figures.json"
+    rows = {_key(row): row for row in json.loads(file.read_text(encoding="utf-8"))}
+    rows |= {_key(row): row for row in rows_of(runs)}
+    lines = ",\n".join(json.dumps(row) for row in rows.values())
     file.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    page = DOCS / "results.md"
+    text = page.read_text(encoding="utf-8")
+    page.write_text(Page(list(rows.values())).filled(text), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -33,9 +33,9 @@ from processes import (
 )
 from streamer.learner import Learner
 from streamer.serve.settings import ServeSettings
-from streamer.snapshot import pack_strings
 from streamer.snapshot.places import DirectoryPlace
-from streamer.snapshot.publisher import LINES, Publisher
+from streamer.snapshot.publisher import LINES, Due, Publisher
+from streamer.vocabulary import packed
 
 LEARNED_ITEMS = 2000
 LEARNED_EVENTS = 30_000
@@ -198,10 +198,9 @@ def _publish(items: int, directory: Path, *, with_checkpoint: bool) -> None:
     """Publish what a learner of that many items knows, as a trainer does."""
     learner = learned(items)
     place = DirectoryPlace(directory / "published")
-    publisher = Publisher(learner.state, place, 1.0, 1e9)
-    publisher.start()
-    while publisher.status.snapshots == 0:
-        publisher.step(dict, idle=True)
+    publisher = Publisher(learner.state, place, 1.0)
+    while publisher.base_wanted or publisher.due() & Due.BASE:
+        publisher.step(dict)
         publisher.flush()
     publisher.close(None)
     if with_checkpoint:
@@ -235,9 +234,9 @@ def _similar_items(
 ) -> dict[str, Any]:
     """Rows under new ids, whose vectors resemble those of other rows."""
     arrays = learner.state.take("items", like)
-    ids = pack_strings([f"like {row}" for row in rows.tolist()], "ids")
-    arrays["ids.utf8"] = ids["ids.utf8"]
-    arrays["ids.length"] = np.diff(ids["ids.offsets"]).astype(np.int32)
+    utf8, offsets = packed([f"like {row}" for row in rows.tolist()])
+    arrays["ids.utf8"] = utf8
+    arrays["ids.length"] = np.diff(offsets).astype(np.int32)
     noise = rng.standard_normal(arrays[LINES].shape, np.float32)
     arrays[LINES] = arrays[LINES] + 0.3 * noise
     return arrays

@@ -1,5 +1,4 @@
-"""What sharing through Redis costs a training step, and how long the log grows while a
-reader is stopped.
+"""What sharing through Redis costs a training step.
 
 Trainers are processes that train real steps. `share_of_step` is what the store takes of
 a trainer for each step (the training thread inside the store's calls, and all of the
@@ -18,26 +17,19 @@ from __future__ import annotations
 
 import os
 import secrets
-import time
 from argparse import Namespace
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, nullcontext
-from multiprocessing import get_context
+from contextlib import ExitStack, closing, contextmanager
 from statistics import median
 from typing import Any
 
 from common import interleaved, new_parser, numbers, report, rounded
 from processes import RemoteObject, call_all, local_redis
-from store_trainer import Job, Measured, StoreTrainer, seed_of
+from store_trainer import Job, Measured, StoreTrainer
 from streamer.cache_store.redis.admin import StoreAdmin
 from streamer.cache_store.redis.connection import connect
 from streamer.cache_store.redis.schema import Keys
-from streamer.cache_store.redis.server import RedisServer
-from streamer.cache_store.server import HARD_LOG_LENGTH, SOFT_LOG_LENGTH
 
-HURRY_S = 0.005
-"""Seconds between exchanges while a reader is stopped: as many entries as possible."""
-MAX_PAUSE_S = 30.0
 TIMEOUT_S = 30.0
 
 
@@ -54,32 +46,29 @@ def main(arguments: Sequence[str] | None = None) -> None:
     add("--dim", type=int, default=32, help="Size of the embeddings.")
     add("--rounds", type=int, default=3, help="With and without Redis, by turns.")
     add("--seconds", type=float, default=6.0, help="Length of a round.")
-    entries = "Written to the log while one trainer is stopped."
-    add("--entries", type=int, default=1500, help=entries)
     report(measure, parser, arguments)
 
 
 def measure(options: Namespace) -> dict[str, Any]:
-    """A row for each number of trainers and items, and the log while a reader is
-    stopped.
+    """A row for each number of trainers and items, and whether every event was counted
+    once.
     """
     rows: list[dict[str, Any]] = []
-    stopped: dict[str, Any] = {}
+    is_exact = True
     with ExitStack() as stack:
         url = options.redis_url or stack.enter_context(local_redis())
         for items in options.items:
-            with _model(url, items) as model, closing(_Trainers()) as trainers:
+            with _model(url) as model, closing(_Trainers()) as trainers:
                 for count in sorted(options.trainers):
                     join_s = trainers.start(options, url, model, items, count)
                     row = {"trainers": count, "items": items, "join_s": join_s}
                     row |= _measure_trainers(options, url, trainers.running)
                     rows.append(rounded(row, 4))
-                if not stopped:
-                    stopped = _stop_a_reader(options, url, model, items, trainers)
+                is_exact &= _is_exact(url, model, items, trainers.running)
     return {
         "rows": rows,
         "max_share_of_step": max(row["share_of_step"] for row in rows),
-        **stopped,
+        "exact": is_exact,
         "options": vars(options) | {"redis_url": None, "cores": _cores()},
     }
 
@@ -89,7 +78,6 @@ class _Trainers:
 
     def __init__(self) -> None:
         self.running: list[RemoteObject] = []
-        self.stop = get_context("spawn").Event()
 
     def start(
         self, options: Namespace, url: str, model: str, items: int, count: int
@@ -99,12 +87,11 @@ class _Trainers:
         for index in range(len(self.running), count):
             sizes = (options.batch_size, options.cache_size, options.dim)
             job = Job(url, model, items, index, *sizes)
-            new.append(RemoteObject(StoreTrainer, job, self.stop))
+            new.append(RemoteObject(StoreTrainer, job))
         self.running += new
         return max((trainer.result() for trainer in new), default=0.0)
 
     def close(self) -> None:
-        self.stop.set()
         for trainer in self.running:
             trainer.close()
 
@@ -169,45 +156,16 @@ def _per_step(measured: list[Measured], name: str) -> float:
     return float(sum(getattr(one, name) for one in measured) / steps)
 
 
-def _stop_a_reader(
-    options: Namespace, url: str, model: str, items: int, trainers: _Trainers
-) -> dict[str, Any]:
-    """One trainer is stopped in the middle of what it does, and the others go on as
-    fast as they can.
-
-    1. all hurry;
-    2. one is stopped; entries are written;
-    3. it goes on; everything is sent, and every event must have been counted once.
-    """
-    *_, last = running = trainers.running
-    with closing(StoreAdmin(url, Keys(model))) as admin:
-        # 1.
-        for trainer in running:
-            trainer.call("hurry", HURRY_S)
+def _is_exact(
+    url: str, model: str, items: int, trainers: Sequence[RemoteObject]
+) -> bool:
+    """Whether the store has counted every event once."""
+    contributed = sum(trainer.call("sent") or trainer.result() for trainer in trainers)
+    with closing(StoreAdmin(url, Keys(model), timeout_s=TIMEOUT_S)) as admin:
         summary = admin.summary()
-        first = summary.number if summary is not None else 0
-        # 2.
-        number = first
-        longest = 0
-        deadline = time.monotonic() + MAX_PAUSE_S
-        with last.paused() if len(running) > 1 else nullcontext():
-            while number - first < options.entries and time.monotonic() < deadline:
-                if (summary := admin.summary()) is not None:
-                    longest = max(longest, summary.log_length)
-                    number = summary.number
-                time.sleep(0.002)
-        # 3.
-        trainers.stop.set()
-        contributed = sum(trainer.result() for trainer in running)
-        _, contents = admin.contents()
-    counted = int(contents.counts.sum())
-    return {
-        "log_length_max": longest,
-        "log_length_soft": SOFT_LOG_LENGTH,
-        "log_length_bound": HARD_LOG_LENGTH,
-        "log_entries_while_stopped": number - first,
-        "exact": bool(contents.events == counted == items + contributed),
-    }
+        assert summary is not None
+        contents = admin.contents(summary.entries)
+    return int(contents.counts.sum()) == items + contributed
 
 
 def _cores() -> int:
@@ -221,11 +179,9 @@ def _server_cpu_s(url: str) -> float:
 
 
 @contextmanager
-def _model(url: str, items: int) -> Iterator[str]:
-    """The name of a model with this many items, removed afterwards."""
+def _model(url: str) -> Iterator[str]:
+    """The name of a model that is removed afterwards."""
     name = f"bench-{secrets.token_hex(4)}"
-    with closing(RedisServer(url, Keys(name), timeout_s=TIMEOUT_S)) as server:
-        server.seed(seed_of(items, secrets.token_hex(8)))
     yield name
     with closing(StoreAdmin(url, Keys(name), timeout_s=TIMEOUT_S)) as admin:
         admin.reset()

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import cycle
-from threading import Event
 
 import numpy as np
 import torch
@@ -20,10 +19,7 @@ import torch
 from common import long_tailed
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
-from streamer.cache_store.replica import LogPosition, StoreReplica
-from streamer.cache_store.server import Seed
-from streamer.cache_store.state import StoreSettings, StoreStatus
-from streamer.cache_store.store import CacheStore
+from streamer.cache_store.store import CacheStore, StoreStatus
 from streamer.ingest.batcher import MicroBatch, Origin
 from streamer.learner import Learner
 from streamer.model.settings import id_towers
@@ -32,9 +28,7 @@ from streamer.sources.base import Partition
 
 BATCHES = 32
 """How many are made, and used in turn."""
-SMALL_BATCH = 64
 NEVER_S = 3600.0
-SETTLE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +43,7 @@ class Job:
     cache_size: int = 2048
     dim: int = 32
     users: int = 29_858
-    share_every_s: float = StoreSettings().every_s
+    share_every_s: float = 1.0
 
 
 @dataclass(slots=True)
@@ -86,22 +80,12 @@ def item_ids(count: int) -> list[str]:
     return [f"item-{row}" for row in range(count)]
 
 
-def seed_of(items: int, generation: str) -> Seed:
-    """A model in which every item was seen and resampled once."""
-    ones = np.ones(items, np.int64)
-    packed = StoreReplica(
-        LogPosition.beginning(generation), ones, ones, {}, items
-    ).pack()
-    return Seed(generation, packed, item_ids(items), {}, {}, None)
-
-
 class StoreTrainer:
-    """One learner, with a store and alone; `stop` ends `hurry`."""
+    """One learner, with a store and alone."""
 
-    def __init__(self, job: Job, stop: Event) -> None:
+    def __init__(self, job: Job) -> None:
         self.job = job
         self.contributed = 0
-        self._stop = stop
         self._partition = Partition("bench", job.index)
         self._offset = 0
         towers = id_towers(
@@ -112,17 +96,20 @@ class StoreTrainer:
         self._learner.state.users.rows([f"user-{row}" for row in range(job.users)])
         self._learner.state.trainer.model.grow(job.users, job.items)
         server = RedisServer(job.url, Keys(job.model), timeout_s=30.0)
-        settings = StoreSettings(every_s=NEVER_S)
-        self._store = CacheStore(server, settings, f"bench-{job.index}")
+        self._store = CacheStore(server, f"bench-{job.index}", NEVER_S)
         self._sharings = {
             "redis": StoreSharing(self._learner, self._store),
             "alone": Sharing(),
         }
+        if job.index == 0:  # every item was seen and resampled once
+            rows = np.arange(job.items)
+            self._learner.state.item_counts.add(rows, np.ones(job.items))
+            self._learner.state.occurrence.add(rows, np.ones(job.items))
+            self._sharings["redis"].restore({}, {})
         for sharing in self._sharings.values():
             sharing.start()
-            sharing.claim([self._partition])
+            sharing.claim({self._partition: 0})
         self._batches = _batches(job, job.batch_size)
-        self._small_batches = _batches(job, SMALL_BATCH)
         self._exchange_every(NEVER_S)
 
     def set_threads(self, threads: int) -> None:
@@ -153,23 +140,10 @@ class StoreTrainer:
         measured.exchange_cpu_s = after.exchange_cpu_s - before.exchange_cpu_s
         return measured
 
-    def hurry(self, every_s: float) -> int:
-        """Train small steps, each an entry of the log if possible, until `stop`;
-        returns the events contributed so far.
-
-        Everything is sent when it returns, also after this process was stopped and has
-        lost touch.
-        """
-        self._exchange_every(every_s)
-        measured = Measured()
-        while not self._stop.is_set():
-            self._step(self._sharings["redis"], next(self._small_batches), measured)
-        self.contributed += len(measured.step_s) * SMALL_BATCH
-        self._exchange_every(self.job.share_every_s)
-        deadline = time.monotonic() + SETTLE_S
-        while self.status().backlog_contributions and time.monotonic() < deadline:
-            if not self._store.flush(1.0):
-                time.sleep(0.01)
+    def sent(self) -> int:
+        """Events that were contributed, when all of them are sent."""
+        while not self._store.flush(30.0):
+            pass
         return self.contributed
 
     def status(self) -> StoreStatus:
@@ -186,24 +160,26 @@ class StoreTrainer:
         """
         offsets = list(range(self._offset, self._offset + len(batch)))
         origin = Origin(self._partition, 0, len(batch))
-        batch = replace(batch, offsets=offsets, origins=[origin])
         self._offset += len(batch)
+        positions = {self._partition: self._offset}
+        batch = replace(batch, offsets=offsets, origins=[origin], positions=positions)
         started = time.perf_counter()
         cpu = time.process_time()
         with measured.inside_the_store():
             sharing.receive()
-            parts = sharing.parts(batch, dict)
+            parts = sharing.parts(batch)
         for part in parts:
             learned = self._learner.learn_batch(part.batch, counted=part.counted)
             with measured.inside_the_store():
                 sharing.contribute(part, learned)
+        with measured.inside_the_store():
+            sharing.advance(batch)
         measured.step_s.append(time.perf_counter() - started)
         cpu_s = time.process_time() - cpu
         measured.step_cpu_s.append(cpu_s / torch.get_num_threads())
 
     def _exchange_every(self, every_s: float) -> None:
-        state = self._store.state
-        state.settings = replace(state.settings, every_s=every_s)
+        self._store.every_s = every_s
         self._store.flush(30.0)  # wakes the thread, which then waits for the new time
 
 
