@@ -3,25 +3,40 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --compile-bytecode --build-constraint constraints.txt
+PYTEST  := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
 SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test lint format docs bench soak clean
+.PHONY: help setup demo check test test-stress faults fuzz lint format docs bench soak clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.installed ## create .venv and install streamer into it
 
 demo: $(VENV)/.installed ## learn from a synthetic stream on embedded defaults: no broker, no Redis, no GPU
-	$(BIN)/streamer demo $(if $(TRAINERS),--trainers $(TRAINERS))
+	$(BIN)/streamer demo
 
 check: lint ## lint and the quick tests, without servers: for the inner loop, under two minutes
-	$(BIN)/pytest -n 2 --dist loadfile -m "not servers and not slow"
+	$(PYTEST) -n 2 -m "not servers and not slow"
 
 test: lint ## lint and every test, real servers included, which the tests install and start
-	$(BIN)/pytest -n 2 --dist loadfile -m "not servers"
-	$(BIN)/pytest -n 3 --dist loadfile -m servers # which wait more than they compute
+	$(PYTEST) -n 2 -m "not servers"
+	$(PYTEST) -n 3 -m servers # which wait more than they compute
+
+test-stress: $(VENV)/.installed-dev ## the tests with servers beside two busy loops a core, RUNS=3 times; stops at the first that fails
+	@loops=; \
+	trap 'for loop in $$loops; do kill $$loop 2>/dev/null; done' EXIT; trap 'exit 1' INT TERM HUP; \
+	for n in $$(seq $$((2 * $$(nproc)))); do $(PYTHON) -c 'while True: pass' & loops="$$loops $$!"; done; \
+	for run in $$(seq $(or $(RUNS),3)); do \
+	  echo "run $$run of $(or $(RUNS),3)"; nice -n 15 $(PYTEST) -n 3 -m servers || exit 1; \
+	done
+
+faults: $(VENV)/.installed-dev ## make every fault happen to real processes, and write docs/faults.md (or some: FAULTS="NAME ...")
+	PYTHONPATH=tests:benchmarks $(BIN)/python -m faults $(FAULTS)
+
+fuzz: $(VENV)/.installed-dev ## a million malformed inputs for everything that reads (or some: FUZZ="redis --scale 0.1")
+	PYTHONPATH=tests:. $(BIN)/python -m fuzz $(FUZZ)
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check $(SOURCES)
