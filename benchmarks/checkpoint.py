@@ -34,11 +34,11 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
 from streamer.model.batch import Rows
+from streamer.model.rows.id_table import packed
 from streamer.settings import PipelineSettings
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot import CheckpointStore
 from streamer.snapshot.checkpointer import Checkpointer
-from streamer.vocabulary import packed
 
 USERS = 5 / 8
 """Share of users among all ids; the others are items."""

@@ -32,10 +32,10 @@ from processes import (
     wait_for,
 )
 from streamer.learner import Learner
+from streamer.model.rows.id_table import packed
 from streamer.serve.settings import ServeSettings
 from streamer.snapshot.places import DirectoryPlace
 from streamer.snapshot.publisher import LINES, Due, Publisher
-from streamer.vocabulary import packed
 
 LEARNED_ITEMS = 2000
 LEARNED_EVENTS = 30_000

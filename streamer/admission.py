@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from streamer.model.batch import Rows
 from streamer.model.jit import njit_allocating, njit_borrowing
 from streamer.model.rows.by_rows import Arrays, ByRows
-from streamer.vocabulary import Bytes, hash_of, packed
+from streamer.model.rows.id_table import Bytes, hash_of, packed
 
 SLOTS = 1 << 20
 MOST = 255

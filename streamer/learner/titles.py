@@ -8,7 +8,7 @@ import numpy as np
 
 from streamer.model.batch import Rows
 from streamer.model.rows.by_rows import Arrays, ByRows
-from streamer.vocabulary import packed
+from streamer.model.rows.id_table import packed
 
 BYTES_PER_TITLE = 200
 """Of memory, about."""
