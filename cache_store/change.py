@@ -47,18 +47,10 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The numbers at version `to` of every item whose number has changed after `since`.
+    """The numbers at version `to` of every item whose number has changed after `since`:
+    of all items, if that is `NOTHING`.
 
-    A *whole* has all other items too, behind these; items that it lacks are zero. Any
-    copy of the entry may take in any change that fits it, any number of times.
-
-    Args:
-        name: of the entry.
-        since: the version that it begins with.
-        to: the version that it leads to.
-        hashes: names of items.
-        values: their numbers.
-        changed: of a whole, how many of its first items have changed after `since`.
+    Any copy of the entry may take in any change that fits it, any number of times.
     """
 
     name: str
@@ -66,33 +58,18 @@ class Change:
     to: Version
     hashes: Hashes
     values: Values
-    changed: int | None = None
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether items that are missing are zero."""
-        return self.changed is not None
 
     def fits(self, version: Version) -> bool:
         """Whether it is newer than a copy of this version, and leaves out nothing that
         lies between.
         """
-        return version < self.to and (self.is_whole or self.since <= version)
+        return self.since <= version < self.to
 
-    def after(self, version: Version) -> Change:
-        """What a copy of this version, which it fits, has to take in."""
-        if not self.is_whole or self.since > version:
-            return self
-        hashes = self.hashes[: self.changed]
-        values = self.values[: self.changed]
-        return Change(self.name, self.since, self.to, hashes, values)
+    def replaces(self, version: Version) -> bool:
+        """Whether a server that has this version needs no earlier change any more."""
+        return self.since == NOTHING and version <= self.to
 
     @property
     def nbytes(self) -> int:
         """Its size on the wire."""
         return self.hashes.nbytes + self.values.nbytes
-
-
-def whole(name: str, to: Version, hashes: Hashes, values: Values) -> Change:
-    """All of an entry."""
-    return Change(name, NOTHING, to, hashes, values, len(hashes))

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 
 class StoreError(Exception):
-    """Base of all errors of the store."""
+    """Base of all errors of the store; `reason` is a word for metrics."""
 
     reason = "other"
-    """A word for metrics."""
 
 
 class StoreRefused(StoreError):  # noqa: N818  (reads as a state, like ConnectionRefused)
@@ -22,12 +21,8 @@ class StoreRefused(StoreError):  # noqa: N818  (reads as a state, like Connectio
 
 
 class StoreUnavailable(StoreError):  # noqa: N818
-    """The server does not respond now, or cannot write now.
-
-    Args:
-        reason: a word for metrics: `unreachable`, `slow`, `full`, `read-only`,
-            `loading`, `broken`.
-        message: what happened, where, and what to try.
+    """The server does not respond now, or cannot write now: it is `unreachable`,
+    `slow`, `full`, `read-only`, `loading` or `broken`. The message says what to try.
     """
 
     def __init__(self, reason: str, message: str) -> None:

@@ -6,7 +6,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter, deque
 
 import numpy as np
 
@@ -20,7 +19,6 @@ from streamer.cache_store.change import (
     Rows,
     Version,
     dtype_of,
-    whole,
 )
 from streamer.cache_store.server import Answer, Request, StoreServer
 from streamer.cache_store.table import Piece, Table
@@ -30,9 +28,10 @@ logger = logging.getLogger(__name__)
 MAX_ROUNDS = 4
 """Questions and answers of one exchange."""
 PIECE_ROWS = 8192
-"""That are applied between two steps."""
-MAX_WAITING_ROWS = 4_000_000
-"""Rows of others that may wait for the training thread; no more are read then."""
+NEW_ROWS = 2048
+"""That are applied between two steps; fewer if some of the items are new here."""
+MAX_WAITING_ROWS = 1_000_000
+"""While more wait for the training thread, entries of which some wait are not read."""
 
 
 class Exchange:
@@ -51,24 +50,19 @@ class Exchange:
         self.table = Table(f"{DRAWN}{trainer}")
         self.owned: set[str] = set()
         """Names of the partitions' counts that we add to now."""
-        self.drawn_cache: Hashes | None = None
+        self.drawn_cache: Rows | None = None
         """The cache that we drew last; sent with the next exchange."""
-        self._newest_cache: Hashes | None = None
-        self.waiting_rows = 0
-        """Rows that have come and are not applied."""
         self.sent_bytes = 0
         self.received_bytes = 0
-        self.wholes = 0
+        self._newest_cache: Hashes | None = None
+        self._cache_version = NOTHING
         self._tops: dict[str, Version] = {}
         self._beat = 0
         self._acknowledged = 0
-        self._cache_version = NOTHING
         self._is_replaced = False
+        self._collisions: set[int] = set()
         self._lock = threading.Lock()
-        self._pieces: deque[Piece] = deque()
-        self._waiting: Counter[str] = Counter()  # pieces of each entry
-        self._queued: dict[str, Version] = {}
-        self._is_begun = False  # the change whose pieces come next
+        self._pieces: list[Piece] = []
 
     def run(self, with_draws: bool = True) -> bool:
         """Exchange once; returns whether the server has all that we had counted.
@@ -84,18 +78,15 @@ class Exchange:
         """
         is_sent = False
         for _ in range(MAX_ROUNDS):
-            # 1.
             is_known = self._acknowledged > 0
-            changes = self._pack(with_draws) if is_known else []
-            # 2.
-            if is_known and self._send_names():
-                continue
-            # 3.
+            changes: list[Change] = []
+            if is_known:
+                changes = self._pack(with_draws)
+                self._send_names()
             self._note(self._ask(changes), changes)
-            # 4.
             has_arrived = all(self.top(one.name) >= one.to for one in changes)
             is_sent |= has_arrived and is_known
-            if is_sent and (self.is_caught_up or self._is_full):
+            if is_sent and (self.is_caught_up or self.waiting_rows):
                 break
         return is_sent
 
@@ -109,7 +100,9 @@ class Exchange:
         """The version of our copy of an entry when all that waits is applied."""
         if name == CACHE:
             return self._cache_version
-        return max(self._queued.get(name, NOTHING), self.table.version(name))
+        with self._lock:
+            waiting = [piece.to for piece in self._pieces if piece.name == name]
+            return max([*waiting, self.table.version(name)])
 
     @property
     def is_caught_up(self) -> bool:
@@ -120,6 +113,12 @@ class Exchange:
         """Whether the server has a version of an entry that we have not read."""
         return name != self.table.own and self.newest(name) < self.top(name)
 
+    @property
+    def waiting_rows(self) -> int:
+        """Rows that have come and are not applied."""
+        with self._lock:
+            return sum(max(1, len(piece.rows)) for piece in self._pieces)
+
     # sending --------------------------------------------------------------------------
 
     def _pack(self, with_draws: bool) -> list[Change]:
@@ -128,36 +127,42 @@ class Exchange:
         for name in list(self.table.entries):
             is_own = name == self.table.own
             if name.startswith(COUNTS) or (is_own and may_send_draws):
-                change = self.table.pack(name, self.top(name))
-                if change is not None:
-                    found.append(change)
-                    self.wholes += change.since > self.top(name)
-        cache = self.drawn_cache
+                found += self.table.pack(name, self.top(name))
+        rows = self.drawn_cache
         self.drawn_cache = None
-        if cache is not None:
+        if rows is not None:
             number = 1 + max(self._cache_version, self.top(CACHE))[0]
-            items, slots = np.unique(cache, return_counts=True)
-            values = slots.astype(dtype_of(CACHE))
-            found.append(whole(CACHE, (number, 0), items, values))
+            hashes, slots = np.unique(self.table.names.of(rows), return_counts=True)
+            values = slots.astype(dtype_of(CACHE))[hashes != 0]
+            items = hashes[hashes != 0]
+            found.append(Change(CACHE, NOTHING, (number, 0), items, values))
         return found
 
-    def _send_names(self) -> bool:
-        """Returns whether the server has refused any."""
-        is_refused = False
-        while (names := self.table.unsent_names()) is not None:
-            refused = self.server.name(*names)
-            self.table.names_sent(refused)
-            is_refused |= len(refused) > 0
-        return is_refused
-
-    @property
-    def _is_full(self) -> bool:
-        return self.waiting_rows > MAX_WAITING_ROWS
+    def _send_names(self) -> None:
+        while self.table.unsent:
+            hashes, ids = self.table.unsent[0]
+            utf8 = ids["utf8"].tobytes()
+            raw = []
+            start = 0
+            for length in ids["length"].tolist():
+                raw.append(utf8[start : start + length])
+                start += length
+            for h in set(self.server.name(hashes, raw)) - self._collisions:
+                self._collisions.add(h)
+                logger.warning(
+                    "Two items have the same 64-bit name %016x: they count as one", h
+                )
+            self.table.unsent.popleft()
 
     def _ask(self, changes: list[Change]) -> Answer:
+        is_full = self.waiting_rows > MAX_WAITING_ROWS
+        with self._lock:
+            waiting = {piece.name for piece in self._pieces}
         reading = {}
-        for name in self._tops:
-            if name != self.table.own and not self._is_full:
+        for name in self._tops.keys() - {self.table.own}:
+            # draws may begin again with zeros, so what has come of them is applied first
+            must_wait = is_full or name.startswith(DRAWN)
+            if name in self.owned or name not in waiting or not must_wait:
                 reading[name] = self.newest(name)
         self._beat += 1
         self.sent_bytes += sum(change.nbytes for change in changes)
@@ -186,10 +191,16 @@ class Exchange:
             if change.name != CACHE and self.top(change.name) >= change.to:
                 self.table.acknowledge(change)
         # counts before draws: only items that are counted get a row
-        for change in sorted(answer.changes, key=lambda change: change.name):
-            self.received_bytes += change.nbytes
-            if change.fits(self.newest(change.name)):
-                self._receive(change)
+        for name in sorted(answer.changes):
+            self.received_bytes += sum(one.nbytes for one in answer.changes[name])
+            version = self.newest(name)
+            fitting = []
+            for change in answer.changes[name]:
+                if change.fits(version):
+                    fitting.append(change)
+                    version = change.to
+            if fitting:
+                self._note_changes(name, fitting)
         self._drop_gone()
 
     def _introduce(self) -> None:
@@ -208,77 +219,59 @@ class Exchange:
                 self.table.own.removeprefix(DRAWN),
             )
 
-    def _receive(self, change: Change) -> None:
-        if change.name == CACHE:
-            self._cache_version = change.to
-            self._newest_cache = np.repeat(change.hashes, change.values)
-            return
-        change = change.after(self.newest(change.name))
-        rows = self.table.rows_of(change.hashes)
-        ids = self._new_ids(change, rows)
-        if ids is None or (change.is_whole and self._waiting[change.name]):
-            return  # it is read again with the next exchange
-        if change.is_whole:
-            self.wholes += 1
-            change, rows = self._with_zeros(change, rows)
-        self._queue(change, rows, ids)
+    def _note_changes(self, name: str, changes: list[Change]) -> None:
+        last = changes[-1]
+        is_from_nothing = changes[0].since == NOTHING
+        if name == CACHE:
+            self._cache_version = last.to
+            self._newest_cache = np.repeat(last.hashes, last.values)
+        elif name.startswith(DRAWN) and is_from_nothing:
+            # the trainer was started again: what it lost counts no more
+            self._queue(name, last.to, [self.table.zeros(name), *changes])
+        else:
+            self._queue(name, last.to, changes)
+
+    def _drop_gone(self) -> None:
+        """Draws of trainers that the server has forgotten count no more."""
+        for name in self.table.entries.keys() - self._tops.keys() - {self.table.own}:
+            if name.startswith(DRAWN):
+                self._queue(name, NOTHING, [self.table.zeros(name)])
+
+    # on the way to the training thread ------------------------------------------------
+
+    def _queue(self, name: str, to: Version, changes: list[Change]) -> None:
+        """Cut changes into pieces. If the server does not know the id of an item that
+        is new here, nothing is queued: it is read again with the next exchange.
+        """
+        pieces = []
+        for change in changes:
+            rows = self.table.rows_of(change.hashes)
+            ids = self._new_ids(change, rows)
+            if ids is None:
+                return
+            size = NEW_ROWS if ids else PIECE_ROWS
+            for start in range(0, max(1, len(rows)), size):
+                some = slice(start, start + size)
+                hashes = change.hashes[some]
+                new = {h: ids[h] for h in hashes.tolist() if h in ids} if ids else {}
+                values = change.values[some]
+                pieces.append(Piece(name, to, False, rows[some], hashes, values, new))
+        pieces[-1] = pieces[-1]._replace(is_last=True)
+        with self._lock:
+            self._pieces += pieces
 
     def _new_ids(self, change: Change, rows: Rows) -> dict[int, str] | None:
-        """The ids of items that are counted and new here; None if the server does not
-        know one.
-        """
+        """The ids of items that are counted and new here; None if one is not known."""
         if not change.name.startswith(COUNTS):
             return {}
         new = change.hashes[(rows < 0) & (change.values != 0)]
-        ids = self.server.ids(new) if len(new) else []
         found = {}
+        ids = self.server.ids(new) if len(new) else []
         for h, raw in zip(new.tolist(), ids, strict=True):
             if raw is None:
                 return None
             found[h] = raw
         return found
-
-    def _with_zeros(self, change: Change, rows: Rows) -> tuple[Change, Rows]:
-        """A whole, with zeros for what it lacks."""
-        gone = self.table.lacking_in(change, rows)
-        hashes = np.concatenate([change.hashes, self.table.names.of(gone)])
-        zeros = np.zeros(len(gone), change.values.dtype)
-        values = np.concatenate([change.values, zeros])
-        found = whole(change.name, change.to, hashes, values)
-        return found, np.concatenate([rows, gone])
-
-    def _drop_gone(self) -> None:
-        """Draws of trainers that the server has forgotten count no more."""
-        for name in list(self.table.entries):
-            is_gone = name.startswith(DRAWN) and name not in self._tops
-            if not is_gone or name == self.table.own or self._waiting[name]:
-                continue
-            if self.table.version(name) > NOTHING:
-                nothing = np.empty(0, np.uint64)
-                empty = whole(name, NOTHING, nothing, nothing.astype(dtype_of(name)))
-                self._queue(*self._with_zeros(empty, nothing.astype(np.int64)), {})
-
-    # on the way to the training thread ------------------------------------------------
-
-    def _queue(self, change: Change, rows: Rows, ids: dict[int, str]) -> None:
-        """Cut a change into pieces."""
-        pieces = []
-        for start in range(0, max(1, len(rows)), PIECE_ROWS):
-            some = slice(start, start + PIECE_ROWS)
-            hashes = change.hashes[some]
-            is_last = start + PIECE_ROWS >= len(rows)
-            known = {h: ids[h] for h in hashes.tolist() if h in ids} if ids else {}
-            values = change.values[some]
-            pieces.append(
-                Piece(
-                    change.name, change.to, is_last, rows[some], hashes, values, known
-                )
-            )
-        with self._lock:
-            self._pieces += pieces
-            self._waiting[change.name] += len(pieces)
-            self._queued[change.name] = change.to
-            self.waiting_rows += len(rows)
 
     def take_cache(self) -> Hashes | None:
         """The newest cache that anybody drew, if it was not taken yet."""
@@ -287,24 +280,22 @@ class Exchange:
         return cache
 
     def take(self, max_rows: int | None = None) -> list[Piece]:
-        """The next pieces to apply, of about `PIECE_ROWS`; with `max_rows` 0, the rest
-        of the change that was begun. A change of an entry that we add to is not
-        divided.
+        """The next pieces to apply, of about `PIECE_ROWS`, and all of entries that we
+        add to. With `max_rows` 0, those of entries that are applied in part.
         """
         max_rows = PIECE_ROWS if max_rows is None else max_rows
+        urgent = set(self.owned)
+        if max_rows == 0:
+            urgent |= {n for n, entry in self.table.entries.items() if entry.is_partial}
         found: list[Piece] = []
+        left: list[Piece] = []
         rows = 0
         with self._lock:
-            while self._pieces:
-                piece = self._pieces[0]
-                is_urgent = max_rows == 0 or piece.name in self.owned
-                if rows >= max_rows and not (self._is_begun and is_urgent):
-                    break
-                self._pieces.popleft()
-                self._is_begun = not piece.is_last
-                self._waiting[piece.name] -= 1
-                self.waiting_rows -= len(piece.rows)
-                if piece.to > self.table.version(piece.name) or piece.to == NOTHING:
-                    rows += len(piece.rows)
+            for piece in self._pieces:
+                if rows >= max_rows and piece.name not in urgent:
+                    left.append(piece)
+                elif piece.to > self.table.version(piece.name) or piece.to == NOTHING:
+                    rows += PIECE_ROWS if piece.ids else len(piece.rows)
                     found.append(piece)
+            self._pieces = left
         return found

@@ -21,6 +21,20 @@ def compiled(function: F) -> F:
     return cast(F, njit(cache=True, nogil=True)(function))
 
 
+def with_size(array: NDArray[Any], size: int) -> NDArray[Any]:
+    """The array, or a copy with more zeros behind it if it is smaller."""
+    if size <= len(array):
+        return array
+    larger = np.zeros(max(size, 2 * len(array), FIRST_SLOTS), array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def at_rows(array: NDArray[Any], rows: Rows) -> NDArray[Any]:
+    """The numbers of rows, 0 beyond the end."""
+    return with_size(array, int(rows.max(initial=-1)) + 1)[rows]
+
+
 @compiled
 def hash_ids(utf8: NDArray[np.uint8], lengths: NDArray[np.int32]) -> Hashes:
     """The hash of each id, given one after the other; never 0.
@@ -51,7 +65,6 @@ class Names:
     Examples:
         >>> names = Names()
         >>> names.add(np.array([5, 7]), np.array([11, 13], np.uint64))
-        array([ True,  True])
         >>> names.rows_of(np.array([13, 12], np.uint64))
         array([ 7, -1])
     """
@@ -62,17 +75,12 @@ class Names:
         self._slots = np.full(FIRST_SLOTS, EMPTY, np.int32)
         self._filled = 0
 
-    def add(self, rows: Rows, hashes: Hashes) -> NDArray[np.bool_]:
-        """Give rows names; returns which have got theirs: not those whose name another
-        row has.
-        """
-        size = int(rows.max(initial=-1)) + 1
-        self.of_row = with_size(self.of_row, size)
+    def add(self, rows: Rows, hashes: Hashes) -> None:
+        """Give rows names, but for those whose name another row has."""
+        self.of_row = with_size(self.of_row, int(rows.max(initial=-1)) + 1)
         if 2 * (self._filled + len(rows)) > len(self._slots):
             self._rebuild(len(rows))
-        found = np.zeros(len(rows), np.bool_)
-        self._filled += _add(self._slots, self.of_row, rows, hashes, found)
-        return found
+        self._filled += _add(self._slots, self.of_row, rows, hashes)
 
     def _rebuild(self, more: int) -> None:
         """A larger hash table, without the rows that have lost their names."""
@@ -81,8 +89,7 @@ class Names:
         while size < 4 * (len(rows) + more):
             size *= 2
         self._slots = np.full(size, EMPTY, np.int32)
-        found = np.zeros(len(rows), np.bool_)
-        self._filled = _add(self._slots, self.of_row, rows, self.of_row[rows], found)
+        self._filled = _add(self._slots, self.of_row, rows, self.of_row[rows])
 
     def remove(self, rows: Rows) -> None:
         """Take the names of rows away. Their slots stay until the table is rebuilt."""
@@ -90,8 +97,7 @@ class Names:
 
     def of(self, rows: Rows) -> Hashes:
         """The name of each row, 0 if it has none."""
-        found: Hashes = with_size(self.of_row, int(rows.max(initial=-1)) + 1)[rows]
-        return found
+        return at_rows(self.of_row, rows)
 
     def rows_of(self, hashes: Hashes) -> Rows:
         """The row of each name, -1 if it has none."""
@@ -113,35 +119,26 @@ class Names:
         return self.of_row.nbytes + self._slots.nbytes
 
 
-def with_size(array: NDArray[Any], size: int) -> NDArray[Any]:
-    """The array, or a copy with more zeros behind it if it is smaller."""
-    if size <= len(array):
-        return array
-    larger = np.zeros(max(size, 2 * len(array), FIRST_SLOTS), array.dtype)
-    larger[: len(array)] = array
-    return larger
+@compiled
+def _slot(slots: NDArray[np.int32], of_row: Hashes, h: np.uint64) -> np.uint64:
+    """The slot that holds the row of a name, or the empty one where it belongs."""
+    last = np.uint64(len(slots) - 1)
+    slot = h & last
+    while slots[slot] != EMPTY and of_row[slots[slot]] != h:
+        slot = (slot + np.uint64(1)) & last
+    return slot
 
 
 @compiled
-def _add(
-    slots: NDArray[np.int32],
-    of_row: Hashes,
-    rows: Rows,
-    hashes: Hashes,
-    found: NDArray[np.bool_],
-) -> int:
+def _add(slots: NDArray[np.int32], of_row: Hashes, rows: Rows, hashes: Hashes) -> int:
     """Returns how many slots were filled."""
-    last = np.uint64(len(slots) - 1)
     filled = 0
     for i in range(len(rows)):
-        slot = hashes[i] & last
-        while slots[slot] != EMPTY and of_row[slots[slot]] != hashes[i]:
-            slot = (slot + np.uint64(1)) & last
+        slot = _slot(slots, of_row, hashes[i])
         if slots[slot] == EMPTY:
             slots[slot] = rows[i]
             of_row[rows[i]] = hashes[i]
             filled += 1
-        found[i] = slots[slot] == rows[i]
     return filled
 
 
@@ -149,9 +146,5 @@ def _add(
 def _find(
     slots: NDArray[np.int32], of_row: Hashes, hashes: Hashes, found: Rows
 ) -> None:
-    last = np.uint64(len(slots) - 1)
     for i in range(len(hashes)):
-        slot = hashes[i] & last
-        while slots[slot] != EMPTY and of_row[slots[slot]] != hashes[i]:
-            slot = (slot + np.uint64(1)) & last
-        found[i] = slots[slot]
+        found[i] = slots[_slot(slots, of_row, hashes[i])]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Protocol
 
 from streamer.cache_store.change import NOTHING, Change, Hashes, Version
 
@@ -31,7 +28,7 @@ class Answer:
 
     beat: int  # of the exchange before; a smaller one if the server has lost something
     tops: Mapping[str, Version]  # of all entries
-    changes: Sequence[Change] = ()  # after what was read, in order of their versions
+    changes: Mapping[str, Sequence[Change]]  # by entry, after what was read
 
 
 class StoreServer(Protocol):
@@ -43,8 +40,8 @@ class StoreServer(Protocol):
 
     kind: str
 
-    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> Hashes:
-        """Keep the id of each name; returns the names that other ids have."""
+    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> list[int]:
+        """Keep the id of each name; returns the names that have another one."""
 
     def ids(self, hashes: Hashes) -> list[str | None]:
         """The id of each name, None if it is not known."""
@@ -52,9 +49,9 @@ class StoreServer(Protocol):
     def exchange(self, request: Request) -> Answer:
         """Take in changes that fit, and return what is newer than what the trainer has.
 
-        Nothing is taken in, and the beat becomes 0, if the server has lost something
-        since it answered last: names of items may be missing. A whole replaces all changes before it, so that
-        the changes of an entry begin with a whole.
+        A change since `NOTHING` takes the place of all before it. Nothing is taken in,
+        and the beat becomes 0, if the server has lost something since it answered
+        last: names of items may be missing.
         """
 
     def leave(self, process: str) -> None:
@@ -64,7 +61,7 @@ class StoreServer(Protocol):
         """Close connections."""
 
 
-class MemoryServer:
+class MemoryServer(StoreServer):
     """The shared state of a model for trainers of one process, which all use the same
     one: what Redis does, without Redis.
     """
@@ -81,38 +78,24 @@ class MemoryServer:
         self._ids: dict[int, str] = {}
         self._beats: dict[str, int] = {}
 
-    def dump(self) -> dict[str, Any]:
-        """A copy of everything, for `load`."""
-        with self._lock:
-            kept = {k: v for k, v in vars(self).items() if k != "_lock"}
-            return copy.deepcopy(kept)
-
-    def load(self, dumped: dict[str, Any]) -> None:
-        """Be as when `dump` was called."""
-        with self._lock:
-            vars(self).update(copy.deepcopy(dumped))
-
     @property
     def tops(self) -> dict[str, Version]:
         """The version of every entry."""
         return {name: changes[-1].to for name, changes in self.changes.items()}
 
-    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> Hashes:
-        """See `StoreServer.name`."""
-        refused = []
+    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> list[int]:
+        others = []
         with self._lock:
             for h, raw in zip(hashes.tolist(), ids, strict=True):
                 if self._ids.setdefault(h, raw.decode()) != raw.decode():
-                    refused.append(h)
-        return np.array(refused, np.uint64)
+                    others.append(h)
+        return others
 
     def ids(self, hashes: Hashes) -> list[str | None]:
-        """See `StoreServer.ids`."""
         with self._lock:
             return [self._ids.get(h) for h in hashes.tolist()]
 
     def exchange(self, request: Request) -> Answer:
-        """See `StoreServer.exchange`."""
         with self._lock:
             beat = self._beats.get(request.process, 0)
             has_lost = beat < request.acknowledged
@@ -120,20 +103,22 @@ class MemoryServer:
             for change in request.changes:
                 if not has_lost:
                     self._take_in(change)
-            found = []
+            found = {}
             for name, version in request.reading.items():
-                found += [c for c in self.changes.get(name, ()) if c.to > version]
+                kept = self.changes.get(name, ())
+                found[name] = [change for change in kept if change.to > version]
             return Answer(beat, self.tops, found)
 
     def _take_in(self, change: Change) -> None:
-        before = self.changes.get(change.name, [])
-        top = before[-1].to if before else NOTHING
-        if change.fits(top):
-            kept = [] if change.is_whole else before
-            self.changes[change.name] = [*kept, change]
+        kept = self.changes.get(change.name, [])
+        top = kept[-1].to if kept else NOTHING
+        if change.replaces(top):
+            self.changes[change.name] = [change]
+        elif change.fits(top):
+            kept.append(change)
 
     def leave(self, process: str) -> None:
-        """See `StoreServer.leave`."""
+        self._beats.pop(process, None)
 
     def close(self) -> None:
-        """See `StoreServer.close`."""
+        """Nothing is open."""

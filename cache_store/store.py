@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,11 +22,11 @@ from streamer.cache_store.server import StoreServer
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.1
-LAST_PAUSE_S = 2.0
+PAUSE_S = 0.5
+"""After a failure."""
 LOG_AGAIN_S = 30.0
-DRAWS_EVERY = 5
-"""Draws are sent with every fifth exchange: only how the cache is drawn depends on them,
+DRAWS_EVERY = 30
+"""Draws are sent with every thirtieth exchange: only how the cache is drawn depends on them,
 and most items that are drawn at all are drawn again and again.
 """
 LIVE_S = 2.0
@@ -43,14 +43,11 @@ class StoreStatus:
     round_trip_s: float = 0.0
     staleness_s: float = 0.0  # since all that others have was last here
     backlog_events: int = 0  # that we have counted and the store has not
-    waiting_rows: int = 0  # of others, that are not applied yet
-    entries: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
     exchanges: int = 0
     exchange_cpu_s: float = 0.0
     errors: dict[str, int] = field(default_factory=dict)
-    wholes: int = 0  # entries that were read or sent whole
     duplicate_events: int = 0  # trained and not counted: the store had counted them
 
 
@@ -108,7 +105,6 @@ class CacheStore:
         self._thread.start()
 
     def _run(self) -> None:
-        pause_s = FIRST_PAUSE_S
         number = 0
         while not self._closing.is_set():
             self._wanted.wait(self.every_s)
@@ -120,11 +116,8 @@ class CacheStore:
                 logger.exception("The exchange with the store failed, will retry")
                 self._note_error(StoreUnavailable("broken", repr(error)))
                 has_answered = False
-            if has_answered:
-                pause_s = FIRST_PAUSE_S
-            else:
-                self._closing.wait(pause_s)
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)
+            if not has_answered:
+                self._closing.wait(PAUSE_S)
         if self._status.problem is None:
             self.try_exchange()  # what was drawn last
 
@@ -143,30 +136,26 @@ class CacheStore:
         Raises:
             StoreError: the server cannot be used now, or not at all.
         """
-        with self._exchanging, self._measured():
-            counted = self.counted_events
-            if self.shared.run(with_draws):
-                self._sent_events = counted
-            if self.shared.is_caught_up:
-                self._caught_up_at = self._clock()
-
-    @contextmanager
-    def _measured(self) -> Iterator[None]:
         status = self._status
-        started = self._clock()
-        cpu_s = time.thread_time()
-        try:
-            yield
+        with self._exchanging:
+            started = self._clock()
+            cpu_s = time.thread_time()
+            counted = self.counted_events
+            try:
+                if self.shared.run(with_draws):
+                    self._sent_events = counted
+            finally:
+                status.exchange_cpu_s += time.thread_time() - cpu_s
+                with self._done:
+                    self._done.notify_all()
             if status.problem is not None:
                 logger.warning("The store responds again.")
             status.problem = None
             status.exchanges += 1
             self._answered_at = self._clock()
             status.round_trip_s = self._answered_at - started
-        finally:
-            status.exchange_cpu_s += time.thread_time() - cpu_s
-            with self._done:
-                self._done.notify_all()
+            if self.shared.is_caught_up:
+                self._caught_up_at = self._answered_at
 
     def _note_error(self, error: StoreError) -> None:
         """Count an error, and log it once in a while."""
@@ -211,11 +200,8 @@ class CacheStore:
             live=self.is_live,
             staleness_s=self._clock() - self._caught_up_at if is_stale else 0.0,
             backlog_events=self.counted_events - self._sent_events,
-            waiting_rows=shared.waiting_rows,
-            entries=len(self.table.entries),
             sent_bytes=shared.sent_bytes,
             received_bytes=shared.received_bytes,
-            wholes=shared.wholes,
             errors=dict(self._status.errors),
         )
 

@@ -6,8 +6,8 @@ replaces numbers in theirs. The sum over all columns is what the trainer works w
 
 from __future__ import annotations
 
-import logging
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -24,27 +24,24 @@ from streamer.cache_store.change import (
     Version,
     dtype_of,
 )
-from streamer.cache_store.names import Names, compiled, hash_ids, with_size
+from streamer.cache_store.names import Names, at_rows, compiled, hash_ids, with_size
 
-logger = logging.getLogger(__name__)
-
+CHANGES_PER_ROW = 3
 LEAST_ROWS = 1 << 15
-WHOLE_AFTER = 3
-"""An entry is sent whole again when its changes since have so many times its rows, or
+"""All of an entry is sent again when the changes since have this many times its rows, or
 `LEAST_ROWS` if it has fewer.
 """
-NAMES_AT_ONCE = 8192
 
 Arrays = Mapping[str, NDArray[Any]]
 
 
 class Piece(NamedTuple):
-    """Some rows of a change that has arrived."""
+    """Some rows of what has arrived of an entry."""
 
     name: str
-    to: Version  # NOTHING if the entry is gone
+    to: Version  # that the entry has with the last piece; NOTHING if it is gone then
     is_last: bool
-    rows: Rows  # where the items were when the change came; -1 if they had no row
+    rows: Rows  # where the items were when the piece came; -1 if they had no row
     hashes: Hashes
     values: Values
     ids: dict[int, str]  # of items without a row, by name
@@ -55,20 +52,17 @@ class Entry:
     """A column of the table."""
 
     values: Values
-    changed: NDArray[np.int32]
-    """The tick of the table in which each row was changed last."""
+    is_changed: NDArray[np.bool_]
+    """Which rows have changed since the server had them."""
     version: Version = NOTHING
     since: Version = NOTHING
-    """The server has had this version: what was changed after `since_tick` it lacks."""
-    since_tick: int = 0
-    packed_tick: int = 0
-    retired: list[tuple[int, Hashes]] = field(default_factory=list)
-    """Names of items that were retired, and when; they count zero."""
+    """The server has had this version."""
+    packed: Rows = field(default_factory=lambda: np.empty(0, np.int64))
+    """Rows that were sent, and that the server has not acknowledged."""
+    sent_rows: int = 0
+    """Since all of it was sent."""
     is_partial: bool = False
-    """Whether a change is applied in part."""
-    changed_rows: int = 0
-    """That were sent since the last whole."""
-    whole_rows: int = 0
+    """Whether some pieces are applied and others are not."""
 
 
 class Table:
@@ -86,70 +80,47 @@ class Table:
         self.lock = threading.Lock()
         self.entries: dict[str, Entry] = {}
         self.names = Names()
+        self.unsent: deque[tuple[Hashes, Arrays]] = deque()
+        """Names that the server is to have before anything that uses them, and ids."""
         self.ids_of: Callable[[Rows], Arrays] = lambda rows: {}
         """The bytes of the ids of rows (`utf8`), and the `length` of each; called by
         both threads, of rows that have a name with the lock held.
         """
-        self._tick = 1
         self.incarnation = 0
         """Of our own entry; 0 until the server has said which there are."""
-        self._unsent: list[Rows] = []
-        self._not_shared: set[int] = set()
 
     def version(self, name: str) -> Version:
         """The version of our copy of an entry."""
         entry = self.entries.get(name)
         return entry.version if entry is not None else NOTHING
 
-    def totals(self, kind: str, rows: Rows) -> NDArray[np.int64]:
-        """The sum of all entries whose names begin with `kind`, for these rows."""
-        found = np.zeros(len(rows), np.int64)
-        for name, entry in self.entries.items():
-            if name.startswith(kind):
-                found += _at(entry.values, rows)
-        return found
-
     # ---------------------------------------------------------- by the training thread
 
     def name_rows(self, rows: Rows) -> None:
-        """Give rows the names of their items, if they have none yet.
-
-        A name that another item has already is not given: that item is not shared.
+        """Give rows the names of their items, if they have none yet. One whose name
+        another row has stays without, and is not shared.
         """
-        unnamed = np.unique(rows[self.names.of(rows) == 0])
-        if not len(unnamed):
-            return
-        ids = self.ids_of(unnamed)
-        hashes = hash_ids(ids["utf8"], ids["length"])
-        is_shared = ~np.isin(hashes, np.array(list(self._not_shared), np.uint64))
-        with self.lock:
-            rows = unnamed[is_shared]
-            is_shared[is_shared] = self.names.add(rows, hashes[is_shared])
-            self._unsent.append(unnamed[is_shared])
-        self._log_collisions(hashes[~is_shared].tolist())
-
-    def _log_collisions(self, hashes: list[int]) -> None:
-        for h in set(hashes) - self._not_shared:
-            self._not_shared.add(h)
-            logger.warning(
-                "Two items have the same 64-bit name %016x: one of them is not shared",
-                h,
-            )
+        unnamed = rows[self.names.of(rows) == 0]
+        if len(unnamed):
+            unnamed = np.unique(unnamed)
+            ids = self.ids_of(unnamed)
+            hashes = hash_ids(ids["utf8"], ids["length"])
+            with self.lock:
+                self.names.add(unnamed, hashes)
+            self.unsent.append((hashes, ids))
 
     def record(
         self,
-        additions: Iterable[tuple[str, Rows, NDArray[np.int64] | None]],
+        additions: Iterable[tuple[str, Rows, NDArray[np.int64]]],
         versions: Mapping[str, Version],
     ) -> None:
-        """Add to entries what was counted or drawn (one each, if no amounts are given),
-        and note up to which version that is all.
+        """Add to entries what was counted or drawn, and note up to which version that
+        is all.
         """
         with self.lock:
             for name, rows, amounts in additions:
                 entry = self._entry(name, rows)
-                if amounts is None:
-                    amounts = np.ones(len(rows), np.int64)
-                _add(entry.values, entry.changed, rows, amounts, self._tick)
+                _add(entry.values, entry.is_changed, rows, amounts)
             for name, version in versions.items():
                 entry = self._entry(name)
                 entry.version = max(entry.version, version)
@@ -159,8 +130,8 @@ class Table:
         return self.incarnation, self.version(self.own)[1] + 1
 
     def apply(self, piece: Piece, rows: Rows, values: Values) -> NDArray[np.int64]:
-        """Replace the numbers of rows by those of a newer version, which the entry has
-        with the last piece of the change; returns how much each number has grown.
+        """Replace the numbers of rows by those of a newer version; returns how much
+        each number has grown.
         """
         with self.lock:
             entry = self._entry(piece.name, rows)
@@ -169,20 +140,22 @@ class Table:
             entry.is_partial = not piece.is_last
             if piece.is_last:
                 entry.version = piece.to
-                self._server_has(entry, piece.to, self._tick)
-                self._tick += 1
+                entry.is_changed[:] = False
+                self._server_has(entry, piece.to)
+            if piece.is_last and piece.to == NOTHING:
+                del self.entries[piece.name]
         return grown
 
     def _entry(self, name: str, rows: Rows | None = None) -> Entry:
         """The entry, with room for rows; the lock is held."""
         entry = self.entries.get(name)
         if entry is None:
-            entry = Entry(np.zeros(0, dtype_of(name)), np.zeros(0, np.int32))
+            entry = Entry(np.zeros(0, dtype_of(name)), np.zeros(0, np.bool_))
             self.entries[name] = entry
         if rows is not None:
             size = int(rows.max(initial=-1)) + 1
             entry.values = with_size(entry.values, size)
-            entry.changed = with_size(entry.changed, len(entry.values))
+            entry.is_changed = with_size(entry.is_changed, len(entry.values))
         return entry
 
     # ---------------------------------------------------------- by the exchange thread
@@ -201,120 +174,83 @@ class Table:
     def send_names_again(self) -> None:
         """The server has lost names."""
         with self.lock:
-            self._unsent = [np.flatnonzero(self.names.of_row)]
-
-    def unsent_names(self) -> tuple[Hashes, list[bytes]] | None:
-        """Names that the server is to have before anything that uses them, and the id
-        of each.
-        """
-        with self.lock:
-            if not self._unsent:
-                return None
-            if len(self._unsent) > 1:
-                self._unsent = [np.concatenate(self._unsent)]
-            rows = self._unsent[0][:NAMES_AT_ONCE]
-            rows = rows[self.names.of_row[rows] != 0]
-            ids = self.ids_of(rows)
-            hashes = self.names.of_row[rows]
-        utf8 = ids["utf8"].tobytes()
-        found = []
-        start = 0
-        for length in ids["length"].tolist():
-            found.append(utf8[start : start + length])
-            start += length
-        return hashes, found
-
-    def names_sent(self, refused: Hashes) -> None:
-        """The server has what `unsent_names` returned, but for names that belong to
-        other items there.
-        """
-        with self.lock:
-            rest = self._unsent[0][NAMES_AT_ONCE:]
-            self._unsent[:1] = [rest] if len(rest) else []
-            rows = self.names.rows_of(refused)
-            self.names.remove(rows[rows >= 0])
-        self._log_collisions(refused.tolist())
+            rows = np.flatnonzero(self.names.of_row)
+            self.unsent.append((self.names.of_row[rows], self.ids_of(rows)))
 
     def rows_of(self, hashes: Hashes) -> Rows:
         """Where these items are now; -1 if they have no row."""
         with self.lock:
             return self.names.rows_of(hashes)
 
-    def lacking_in(self, whole: Change, rows: Rows) -> Rows:
-        """Rows whose numbers are not zero, and which a whole of the entry lacks."""
-        with self.lock:
-            entry = self.entries.get(whole.name)
-            if entry is None:
-                return np.empty(0, np.int64)
-            is_left = entry.values != 0
-        is_left[rows[(rows >= 0) & (rows < len(is_left))]] = False
-        return np.flatnonzero(is_left)
+    def pack(self, name: str, top: Version) -> list[Change]:
+        """What a server lacks that has version `top` of an entry, in order.
 
-    def pack(self, name: str, top: Version) -> Change | None:
-        """What a server lacks that has version `top` of an entry; None if nothing.
-
-        It is a whole if the server is behind what we know of it, and when the changes
-        since the last whole outweigh that.
+        That is everything if the server is behind what we know of it. When the changes
+        since outweigh the entry, all that has *not* changed comes before what has: who
+        is up to date need not read it, and the server can forget what was before it.
         """
         with self.lock:
             entry = self.entries[name]
             if entry.version <= top or entry.is_partial:
-                return None
-            whole_rows = max(entry.whole_rows, LEAST_ROWS)
-            is_due = entry.changed_rows > WHOLE_AFTER * whole_rows
+                return []
+            entry.is_changed[entry.packed] = True
+            entry.packed = np.flatnonzero(entry.is_changed)
+            entry.is_changed[entry.packed] = False
             is_behind = top == NOTHING or top < entry.since
-            change = self._pack_changed(name, entry)
-            if not is_due and not is_behind:
-                entry.changed_rows += len(change.hashes)
-                return change
-            others = entry.values.copy()
-            others[np.flatnonzero(entry.changed > entry.since_tick)] = 0
-            of_row = with_size(self.names.of_row, len(others)).copy()
-        rows = np.flatnonzero(others)
-        hashes = of_row[rows]
-        rows = rows[hashes != 0]
-        hashes = np.concatenate([change.hashes, hashes[hashes != 0]])
-        values = np.concatenate([change.values, others[rows]])
-        entry.changed_rows = 0
-        entry.whole_rows = len(hashes)
-        changed = len(change.hashes)
-        return Change(name, change.since, change.to, hashes, values, changed)
+            largest = CHANGES_PER_ROW * max(len(entry.values), LEAST_ROWS)
+            is_due = entry.sent_rows > largest and entry.since > NOTHING
+            rest = np.empty(0, np.int64)
+            if is_behind or is_due:
+                is_left = entry.values != 0
+                is_left[entry.packed] = False
+                rest = np.flatnonzero(is_left)
+                entry.sent_rows = 0
+            if is_behind:
+                rows = np.concatenate([rest, entry.packed])
+                return [self._change(name, NOTHING, entry.version, rows)]
+            entry.sent_rows += len(entry.packed)
+            change = self._change(name, entry.since, entry.version, entry.packed)
+            if is_due:
+                return [self._change(name, NOTHING, entry.since, rest), change]
+            return [change]
 
-    def _pack_changed(self, name: str, entry: Entry) -> Change:
-        """All that was changed after `since`; the lock is held."""
-        rows = np.flatnonzero(entry.changed > entry.since_tick)
-        entry.packed_tick = self._tick
-        self._tick += 1
+    def _change(self, name: str, since: Version, to: Version, rows: Rows) -> Change:
         hashes = self.names.of(rows)
-        rows = rows[hashes != 0]
+        values = self.entries[name].values[rows]
+        if not hashes.all():
+            values = values[hashes != 0]
+            hashes = hashes[hashes != 0]
+        return Change(name, since, to, hashes, values)
+
+    def zeros(self, name: str) -> Change:
+        """Zero for every item of our copy of an entry."""
+        with self.lock:
+            rows = np.empty(0, np.int64)
+            if name in self.entries:
+                rows = np.flatnonzero(self.entries[name].values)
+            hashes = self.names.of(rows)
         hashes = hashes[hashes != 0]
-        values = entry.values[rows]
-        if entry.retired:
-            retired = np.concatenate([names for _, names in entry.retired])
-            gone = np.setdiff1d(retired, hashes)
-            hashes = np.concatenate([hashes, gone])
-            values = np.concatenate([values, np.zeros(len(gone), values.dtype)])
-        return Change(name, entry.since, entry.version, hashes, values)
+        zeros = np.zeros(len(hashes), dtype_of(name))
+        return Change(name, NOTHING, NOTHING, hashes, zeros)
 
     def acknowledge(self, change: Change) -> None:
         """The server has what was packed last of an entry."""
         with self.lock:
             entry = self.entries[change.name]
-            if change.to >= entry.since:
-                self._server_has(entry, change.to, entry.packed_tick)
+            if change.to > entry.since:
+                self._server_has(entry, change.to)
 
-    def _server_has(self, entry: Entry, version: Version, tick: int) -> None:
-        """The server has had all that was changed before a tick; the lock is held."""
+    def _server_has(self, entry: Entry, version: Version) -> None:
+        """The server has had this version; the lock is held."""
         entry.since = version
-        entry.since_tick = tick
-        entry.retired = [one for one in entry.retired if one[0] > tick]
+        entry.packed = np.empty(0, np.int64)
 
     # --------------------------------------- a part of a learner that is kept by rows
 
     def take(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """A copy of what these rows hold, by entry."""
         entries = self.entries.items()
-        return {name: _at(entry.values, rows) for name, entry in entries}
+        return {name: at_rows(entry.values, rows) for name, entry in entries}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Make rows hold what `take` returned; `restore` adds the versions."""
@@ -342,15 +278,12 @@ class Table:
         self.entries = kept
 
     def forget(self, rows: Rows) -> None:
-        """The learner retires items: they count zero in our copy of every entry."""
+        """The learner retires items: they count zero in our copy of every entry. Others
+        keep what they have of them.
+        """
         with self.lock:
-            hashes = self.names.of(rows)
             for entry in self.entries.values():
-                inside = np.flatnonzero(rows < len(entry.values))
-                counted = inside[entry.values[rows[inside]] != 0]
-                entry.values[rows[counted]] = 0
-                if len(counted):
-                    entry.retired.append((self._tick, hashes[counted]))
+                entry.values[rows[rows < len(entry.values)]] = 0
             self.names.remove(rows)
 
     @property
@@ -358,23 +291,17 @@ class Table:
         """Bytes of memory in use."""
         columns = 0
         for entry in self.entries.values():
-            columns += entry.values.nbytes + entry.changed.nbytes
+            columns += entry.values.nbytes + entry.is_changed.nbytes
         return columns + self.names.nbytes
-
-
-def _at(values: Values, rows: Rows) -> Values:
-    """The numbers of rows, 0 beyond the end."""
-    return with_size(values, int(rows.max(initial=-1)) + 1)[rows]
 
 
 @compiled
 def _add(
     values: Values,
-    changed: NDArray[np.int32],
+    is_changed: NDArray[np.bool_],
     rows: Rows,
     amounts: NDArray[np.int64],
-    tick: int,
 ) -> None:
     for i in range(len(rows)):
         values[rows[i]] += amounts[i]
-        changed[rows[i]] = tick
+        is_changed[rows[i]] = True

@@ -6,10 +6,9 @@ keeps them on one node, and several models share a server. `K` stands for it her
 | key         | type   | holds                                                                        |
 |-------------|--------|------------------------------------------------------------------------------|
 | K:tops      | hash   | entry -> its version, `<a>-<b>`; and `format`                                |
-| K:<entry>   | stream | changes of an entry, the first of them a whole; the id is the version `to`.  |
+| K:<entry>   | stream | changes of an entry, the first since 0-0; the id is the version `to`.        |
 |             |        | since: version; hashes: 8 bytes an item; values: 4 (counts, cache) or 8      |
-|             |        | (drawn) bytes an item; changed: of a whole, how many items changed after     |
-|             |        | `since`, which come first                                                    |
+|             |        | (drawn) bytes an item                                                        |
 | K:ids       | hash   | name of an item (8 bytes) -> its id                                          |
 | K:trainers  | hash   | process of a trainer -> time of its last exchange (s), the number of that    |
 |             |        | exchange, and the counts that it adds to                                     |
@@ -25,7 +24,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-FORMAT = 3
+FORMAT = 4
 FORMAT_FIELD = "format"
 KEEP_DRAWN_S = 7 * 86_400
 """How long the draws of a trainer are kept that does not run any more."""
@@ -101,12 +100,12 @@ return refused
 """
 
 EXCHANGE = """
--- Compare and set: take in each change that is newer than its entry, and either a whole
--- or one that begins no later than the entry ends.
+-- Compare and set: take in each change that is newer than its entry and begins no later
+-- than that ends. One since 0-0 takes the place of all before it.
 -- KEYS: tops, trainers, the stream of each change.
 -- ARGV: process, number of the exchange, number of the last one that was answered,
 --       counts that the process adds to, milliseconds to keep draws;
---       of each change: entry, since, to, hashes, values, changed ('' if not a whole).
+--       of each change: entry, since, to, hashes, values.
 -- Returns the number of the exchange before, and the version of every entry. If that
 -- number is too small, something was lost: nothing is taken in.
 local function number(version)
@@ -127,14 +126,14 @@ redis.call('HSET', trainers, process,
   table.concat({now[1], has_lost and 0 or ARGV[2], ARGV[4]}, ' '))
 for k = 3, has_lost and 2 or #KEYS do
   local stream = KEYS[k]
-  local first = 6 + 6 * (k - 3)
-  local entry, since, to, hashes, values, changed = unpack(ARGV, first, first + 5)
+  local first = 6 + 5 * (k - 3)
+  local entry, since, to, hashes, values = unpack(ARGV, first, first + 4)
   local top = redis.call('HGET', tops, entry) or '0-0'
   if redis.call('EXISTS', stream) == 0 then top = '0-0' end
-  if is_less(top, to) and (changed ~= '' or not is_less(top, since)) then
-    if changed ~= '' then redis.call('DEL', stream) end
-    redis.call('XADD', stream, to, 'since', since, 'hashes', hashes,
-      'values', values, 'changed', changed)
+  local replaces = since == '0-0' and not is_less(to, top)
+  if replaces or (is_less(top, to) and not is_less(top, since)) then
+    if replaces then redis.call('DEL', stream) end
+    redis.call('XADD', stream, to, 'since', since, 'hashes', hashes, 'values', values)
     redis.call('HSET', tops, entry, to)
     if entry:find('^drawn:') then redis.call('PEXPIRE', stream, ARGV[5]) end
   end

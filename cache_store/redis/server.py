@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -10,7 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from streamer.cache_store.change import DRAWN, Change, Hashes, Version, dtype_of
+from streamer.cache_store.change import (
+    DRAWN,
+    NOTHING,
+    Change,
+    Hashes,
+    Version,
+    dtype_of,
+)
 from streamer.cache_store.errors import StoreRefused, StoreUnavailable
 from streamer.cache_store.redis.connection import (
     ERRORS,
@@ -26,9 +32,7 @@ from streamer.cache_store.redis.schema import (
     NAME,
     Keys,
 )
-from streamer.cache_store.server import Answer, Request
-
-logger = logging.getLogger(__name__)
+from streamer.cache_store.server import Answer, Request, StoreServer
 
 FORGET_PROCESSES_S = 3600
 """Processes that were silent for longer are not listed any more."""
@@ -36,7 +40,7 @@ IDS_AT_ONCE = 2048
 """More of them in one command would make other clients wait."""
 
 
-class RedisServer:
+class RedisServer(StoreServer):
     """One model in Redis. `connection` says what a URL may be; `StoreRefused` says what
     is wrong with it.
     """
@@ -50,21 +54,19 @@ class RedisServer:
         self._client: Any = None
         self._is_checked = False
         with suppress(StoreUnavailable):  # of a cluster: it may respond later
-            self._connected()
+            self.connected()
 
-    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> Hashes:
-        """See `StoreServer.name`."""
+    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> list[int]:
         pairs: list[bytes] = []
         for h, raw in zip(hashes, ids, strict=True):
             pairs += [h.tobytes(), raw]
-        refused: list[bytes] = []
+        others: list[bytes] = []
         for k in range(0, len(pairs), 2 * IDS_AT_ONCE):
             some = pairs[k : k + 2 * IDS_AT_ONCE]
-            refused += self.call("eval", NAME, 1, self.keys.ids, *some)
-        return np.frombuffer(b"".join(refused), np.uint64)
+            others += self.call("eval", NAME, 1, self.keys.ids, *some)
+        return [int.from_bytes(name, "little") for name in others]
 
     def ids(self, hashes: Hashes) -> list[str | None]:
-        """See `StoreServer.ids`."""
         found: list[str | None] = []
         for k in range(0, len(hashes), IDS_AT_ONCE):
             names = [h.tobytes() for h in hashes[k : k + IDS_AT_ONCE]]
@@ -76,7 +78,6 @@ class RedisServer:
         return found
 
     def exchange(self, request: Request) -> Answer:
-        """See `StoreServer.exchange`."""
         if not self._is_checked:
             self._check()
         keys = [self.keys.tops, self.keys.trainers]
@@ -86,16 +87,15 @@ class RedisServer:
             keys.append(self.keys.changes(change.name))
             arguments += [change.name, _text(change.since), _text(change.to)]
             arguments += [change.hashes.tobytes(), change.values.tobytes()]
-            arguments.append("" if change.changed is None else change.changed)
-        pipeline = self._connected().pipeline(transaction=False)
+        pipeline = self.connected().pipeline(transaction=False)
         pipeline.execute_command("EVAL", EXCHANGE, len(keys), *keys, *arguments)
         if request.reading:
             pipeline.xread(self._reading(request.reading))
-        (beat, tops), *streams = self._translated(pipeline.execute)
+        (beat, tops), *streams = self.translated(pipeline.execute)
         if beat < request.acknowledged:
             self._is_checked = False  # it was emptied, or is another server
         try:
-            changes = self._decoded(streams[0]) if streams else []
+            changes = self._decoded(streams[0]) if streams else {}
             versions = _versions(dict(zip(tops[::2], tops[1::2], strict=True)))
         except ValueError as error:
             raise self._damaged(f"a version cannot be read: {error!r}") from error
@@ -105,9 +105,10 @@ class RedisServer:
         """The version of every entry."""
         return _versions(self.call("hgetall", self.keys.tops))
 
-    def changes_after(self, reading: Mapping[str, Version]) -> list[Change]:
-        """All changes of entries after these versions."""
-        return self._decoded(self.call("xread", self._reading(reading)))
+    def changes_of(self, name: str) -> list[Change]:
+        """All changes of an entry."""
+        found = self._decoded(self.call("xread", self._reading({name: NOTHING})))
+        return found.get(name, [])
 
     def _reading(self, versions: Mapping[str, Version]) -> dict[str, str]:
         found = {}
@@ -115,26 +116,24 @@ class RedisServer:
             found[self.keys.changes(name)] = _text(version)
         return found
 
-    def _decoded(self, streams: Any) -> list[Change]:
+    def _decoded(self, streams: Any) -> dict[str, list[Change]]:
         """What XREAD returns: of each stream, its elements."""
-        changes: list[Change] = []
+        found = {}
         for key, elements in streams:
             name = key.decode().removeprefix(self.keys.changes(""))
-            for to, fields in elements:
-                changes.append(self._change(name, _version(to), fields))
-        return changes
+            found[name] = [self._change(name, _version(to), f) for to, f in elements]
+        return found
 
     def _change(self, name: str, to: Version, fields: Mapping[bytes, bytes]) -> Change:
         try:
             since = _version(fields[b"since"])
             hashes = np.frombuffer(fields[b"hashes"], np.uint64)
             values = np.frombuffer(fields[b"values"], dtype_of(name))
-            changed = int(fields[b"changed"]) if fields[b"changed"] else None
             if len(hashes) != len(values):
                 raise ValueError(f"{len(values)} values of {len(hashes)} items")
         except (KeyError, ValueError) as error:
             raise self._damaged(f"{name} cannot be read: {error!r}") from error
-        return Change(name, since, to, hashes, values, changed)
+        return Change(name, since, to, hashes, values)
 
     def now_s(self) -> float:
         """The server's time, in seconds since the epoch."""
@@ -144,11 +143,9 @@ class RedisServer:
         return float(found[0]) + float(found[1]) / 1e6
 
     def leave(self, process: str) -> None:
-        """See `StoreServer.leave`."""
         self.call("hdel", self.keys.trainers, process)
 
     def close(self) -> None:
-        """See `StoreServer.close`."""
         if self._client is not None:
             self._client.close()
 
@@ -161,22 +158,16 @@ class RedisServer:
             StoreRefused: the server will never do that.
             StoreUnavailable: it cannot do that now.
         """
-        client = self._connected()
-        return self._translated(lambda: getattr(client, command)(*arguments, **options))
+        client = self.connected()
+        return self.translated(lambda: getattr(client, command)(*arguments, **options))
 
-    def scan(self, pattern: str) -> list[bytes]:
-        """All keys that match a pattern."""
-        client = self._connected()
-        found: list[bytes] = self._translated(
-            lambda: list(client.scan_iter(match=pattern, count=1000))
-        )
-        return found
-
-    def _connected(self) -> Any:
+    def connected(self) -> Any:
+        """The client of redis-py."""
         self._client = self._client or self._connect()
         return self._client
 
-    def _translated(self, call: Callable[[], Any]) -> Any:
+    def translated(self, call: Callable[[], Any]) -> Any:
+        """What a call of redis-py returns; its errors become ours."""
         try:
             return call()
         except ERRORS as error:
@@ -187,8 +178,8 @@ class RedisServer:
     # checks ---------------------------------------------------------------------------
 
     def _check(self) -> None:
-        """The first time, see that we can read what there is, note the model, forget
-        what has expired, and warn if the server may evict our keys.
+        """The first time, see that we can read what there is, note the model, and forget
+        what has expired.
         """
         self.check_format()
         self.call("hset", self.keys.tops, FORMAT_FIELD, FORMAT)
@@ -201,23 +192,13 @@ class RedisServer:
             is_drawn = name.startswith(DRAWN)
             if is_drawn and not self.call("exists", self.keys.changes(name)):
                 self.call("hdel", self.keys.tops, name)
-        with suppress(*ERRORS, AttributeError, TypeError):
-            policy = str(self._connected().info("memory").get("maxmemory_policy", ""))
-            if policy.startswith("allkeys"):
-                logger.warning(
-                    "%s evicts keys when its memory is full (maxmemory-policy %s): what trainers share may be lost. "
-                    "Set maxmemory-policy to noeviction",
-                    self.url,
-                    policy,
-                )
         self._is_checked = True
 
     def check_format(self) -> None:
         """Raise `StoreRefused` if another version wrote the model."""
         found = self.call("hget", self.keys.tops, FORMAT_FIELD)
-        old = self.call("exists", f"{self.keys.tag}:meta")
-        if found not in (None, b"%d" % FORMAT) or old:
-            written = "1" if old else found.decode(errors="replace")
+        if found not in (None, b"%d" % FORMAT):
+            written = found.decode(errors="replace")
             raise StoreRefused(
                 f"the model {self.keys.model!r} in {self.url} has format {written}, this version reads {FORMAT}: "
                 "choose another --model, or remove it (`streamer store reset`)"

@@ -36,7 +36,7 @@ CLAIM_S = 30.0
 ENTRIES_S = 4
 """How many exchanges it waits for counts that somebody must have, as it was read."""
 
-Additions = list[tuple[str, Rows, NDArray[np.int64] | None]]
+Additions = list[tuple[str, Rows, NDArray[np.int64]]]
 
 
 class LearnPart(NamedTuple):
@@ -110,24 +110,19 @@ class StoreSharing(Sharing):
         self._table = store.table
         self._table.ids_of = learner.state.items.take
         # the table comes first: a retired row loses its name before its id
-        parts = learner.state.by_kind["items"]
-        others = dict(parts)
-        parts.clear()
-        parts["shared"] = store.table
-        parts.update(others)
-        learner.eviction.on_retire.append(self._retire)
+        by_kind = learner.state.by_kind
+        by_kind["items"] = {"shared": store.table, **by_kind["items"]}
         self._names: dict[Partition, str] = {}
         self._starts: dict[str, int] = {}
         self._additions: Additions = []
         self._cache: Rows | None = None
         self._duplicate_events = 0
-        self._logged_duplicates: set[str] = set()
+        self._logged_duplicates: set[Partition] = set()
 
     def start(self) -> None:
         self._table.name_rows(self._learner.state.items.used)
         with as_sharing_error():
             self._store.start()
-        self._apply_all(self._shared.take())
         while self._shared.waiting_rows:
             self._apply_all(self._shared.take())
 
@@ -148,11 +143,10 @@ class StoreSharing(Sharing):
         """Train with the newest cache, which may be this one."""
         state = self._learner.state
         if cache is not None:
-            rows = self._table.names.rows_of(cache)
-            self._cache = rows[state.items.is_used(rows)]
+            self._cache = self._table.names.rows_of(cache)
         has_cache = state.trainer.method.extra == "cache"
         if is_live and has_cache and self._cache is not None:
-            state.cache = self._cache
+            state.cache = self._cache[state.items.is_used(self._cache)]
 
     def _apply(self, piece: Piece) -> None:
         """Put some numbers of others in the place of older ones."""
@@ -164,38 +158,21 @@ class StoreSharing(Sharing):
             rows = rows[rows >= 0]
         state.changes.mark("items", rows)
         grown = self._table.apply(piece, rows, values)
-        is_more = grown > 0
-        if not is_more.all():
-            self._take_back(piece.name, rows[grown < 0], grown[grown < 0])
-            rows = rows[is_more]
-            grown = grown[is_more]
         if not piece.name.startswith(COUNTS):
             state.occurrence.add(rows, grown)
             return
         counts = grown.astype(np.float64)
+        if not (counts > 0).all():
+            # an item that its owner had retired is counted from zero again
+            is_less = counts < 0
+            state.item_counts.add(rows[is_less], counts[is_less])
+            rows = rows[counts > 0]
+            counts = counts[counts > 0]
         state.mark_seen("items", rows)
         state.item_counts.add(rows, counts)
-        state.decayed_popularity.add(rows, counts)
+        if state.decayed_popularity.half_life_events is not None:
+            state.decayed_popularity.add(rows, counts)
         state.remove_cold_items(rows)
-
-    def _take_back(self, name: str, rows: Rows, grown: NDArray[np.int64]) -> None:
-        """Numbers of others have become smaller. Items that others have retired, and
-        that we never counted, we retire too.
-        """
-        state = self._learner.state
-        if not len(rows):
-            return
-        if not name.startswith(COUNTS):
-            left = state.occurrence.values(rows) + grown
-            state.occurrence.forget(rows)
-            state.occurrence.add(rows, np.maximum(left, 0.0))
-            return
-        left = state.item_counts.counts(rows) + grown
-        state.item_counts.forget(rows)
-        state.item_counts.add(rows, np.maximum(left, 0.0))
-        uncounted = rows[left <= 0]
-        has_features = state.trainer.model.item.features.are_known(uncounted)
-        self._learner.eviction.retire("items", uncounted[~has_features], "shared")
 
     def _adopt(self, piece: Piece) -> Rows:
         """The rows of a piece; items that others count get one, -1 has what stays
@@ -236,18 +213,15 @@ class StoreSharing(Sharing):
                 continue
             new[start:stop] = np.array(batch.offsets[start:stop]) >= until
             self._duplicate_events += int((~new[start:stop]).sum())
-            self._log_duplicates(str(partition), until)
+            if partition not in self._logged_duplicates:
+                # after a crash that is right, with another input of the same name not
+                self._logged_duplicates.add(partition)
+                logger.info(
+                    "%s is counted up to offset %s: events before it are trained, not counted",
+                    partition,
+                    f"{until:,}",
+                )
         return new
-
-    def _log_duplicates(self, partition: str, until: int) -> None:
-        """After a crash that is right, with another input of the same name it is not."""
-        if partition not in self._logged_duplicates:
-            self._logged_duplicates.add(partition)
-            logger.info(
-                "%s is counted up to offset %s: events before it are trained, not counted",
-                partition,
-                f"{until:,}",
-            )
 
     def _name(self, partition: Partition) -> str:
         return self._names.get(partition) or counts_of(str(partition))
@@ -256,9 +230,11 @@ class StoreSharing(Sharing):
         if not part.counted or not len(learned.items):
             return
         for partition, start, stop in part.batch.origins:
-            rows = learned.items[start:stop]
-            self._additions.append((self._name(partition), rows, None))
+            self._add_counted(self._name(partition), learned.items[start:stop])
         self._add_drawn(learned)
+
+    def _add_counted(self, name: str, rows: Rows) -> None:
+        self._additions.append((name, rows, np.ones(len(rows), np.int64)))
 
     def _add_drawn(self, learned: Learned) -> None:
         rows, counts = learned.drawn
@@ -276,62 +252,56 @@ class StoreSharing(Sharing):
         """
         state = self._learner.state
         versions: dict[str, Version] = {n: (int(at), 0) for n, at in positions.items()}
-        for name, rows, amounts in self._additions:
+        for name, rows, _ in self._additions:
             state.changes.mark("items", rows)
-            self._table.name_rows(rows)
             if name == self._table.own:
                 versions[name] = self._table.next_draw()
-            if amounts is None:
+            else:
+                self._table.name_rows(rows)
                 self._store.counted_events += len(rows)
         self._table.record(self._additions, versions)
         self._additions = []
         if state.trainer.method.extra == "cache":
-            names = self._table.names.of(state.cache)
-            self._shared.drawn_cache = names[names != 0]
-
-    def _retire(self, kind: str, rows: Rows, reason: str) -> None:
-        if kind == "items" and self._cache is not None:
-            self._cache = self._cache[~np.isin(self._cache, rows)]
+            self._shared.drawn_cache = state.cache
 
     # the owner of partitions, on the reading thread -------------------------------------
 
     def claim(self, starts: Positions) -> Positions:
         self._note_names(starts)
-        names = [self._names[p] for p, at in starts.items() if at > 0]
-        now = time.monotonic()
-        has_answered = False
-        answer_by = now + CLAIM_S
-        entries_by = now + ENTRIES_S * self._store.every_s
-        while True:
-            has_answered |= self._store.try_exchange()
-            if all(self._known_offset(name) for name in names):
-                break
-            # a server that was just emptied gets its entries back from other trainers
-            if time.monotonic() >= (entries_by if has_answered else answer_by):
-                break
-            time.sleep(self._store.every_s / 4)
+        has_answered = self._wait_for_counts(starts)
         allowed = {}
         for partition, at in starts.items():
             name = self._names[partition]
-            known = self._known_offset(name)
+            known = self._shared.newest(name)[0]
             is_new = has_answered and not known and not self._shared.is_behind(name)
             allowed[partition] = at if is_new else min(at, known)
             # what nobody has counted before the start, nobody is going to acknowledge
             self._starts[name] = 0 if known else int(allowed[partition])
         return allowed
 
-    def _known_offset(self, name: str) -> int:
-        """Up to which offset a partition is counted in our copy, when all that has come
-        is applied.
+    def _wait_for_counts(self, starts: Positions) -> bool:
+        """Wait until we know the counts of partitions that were read before; returns
+        whether the server has answered.
         """
-        return self._shared.newest(name)[0]
+        names = [self._names[p] for p, at in starts.items() if at > 0]
+        began = time.monotonic()
+        has_answered = False
+        while True:
+            has_answered |= self._store.try_exchange()
+            if all(self._shared.newest(name)[0] for name in names):
+                return has_answered
+            # a server that was just emptied gets its entries back from other trainers
+            patience_s = ENTRIES_S * self._store.every_s if has_answered else CLAIM_S
+            if time.monotonic() - began >= patience_s:
+                return has_answered
+            time.sleep(self._store.every_s / 4)
 
     def _note_names(self, starts: Positions) -> None:
         for partition, at in starts.items():
-            name = counts_of(str(partition), getattr(at, "topic_id", ""))
+            name = _counts_name(partition, at)
             self._names[partition] = name
             self._shared.owned.add(name)
-            self._logged_duplicates.discard(str(partition))
+            self._logged_duplicates.discard(partition)
 
     def release(self, partitions: Iterable[Partition]) -> None:
         self._shared.owned -= {self._name(partition) for partition in partitions}
@@ -374,24 +344,21 @@ class StoreSharing(Sharing):
         counts = np.rint(state.item_counts.counts(rows)).astype(np.int64)
         drawn = np.rint(state.occurrence.values(rows)).astype(np.int64)
         before = f"{BEFORE}{self._store.trainer}"
-        additions: Additions = [
-            (before, rows, counts),
-            (self._table.own, rows, drawn),
-        ]
-        versions: dict[str, Version] = {
-            before: (1, 0),
-            self._table.own: self._table.next_draw(),
-        }
+        own = self._table.own
+        versions: dict[str, Version] = {before: (1, 0), own: self._table.next_draw()}
         for partition, at in positions.items():
-            name = counts_of(str(partition), getattr(at, "topic_id", ""))
-            versions[name] = (int(at), 0)
-        self._table.record(additions, versions)
+            versions[_counts_name(partition, at)] = (int(at), 0)
+        self._table.record([(before, rows, counts), (own, rows, drawn)], versions)
 
     def status(self) -> StoreStatus:
         return replace(self._store.status(), duplicate_events=self._duplicate_events)
 
     def close(self) -> None:
         self._store.close(FLUSH_S)
+
+
+def _counts_name(partition: Partition, at: int) -> str:
+    return counts_of(str(partition), getattr(at, "topic_id", ""))
 
 
 @contextmanager
