@@ -356,7 +356,6 @@ class ParameterAdam:
 
     def __init__(self, parameters: dict[str, torch.nn.Parameter]) -> None:
         self.parameters = parameters
-        self.steps = 0
         self.moments: dict[str, tuple[Tensor, Tensor]] = {}
         for name, parameter in parameters.items():
             zeros = torch.zeros_like(parameter.detach())
@@ -368,12 +367,11 @@ class ParameterAdam:
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Update every parameter that has a gradient."""
+    def step(self, rate: float, steps: int) -> None:
+        """Update every parameter that has a gradient, in step number `steps`, from 1."""
         self._clip()
-        self.steps += 1
-        step = rate / (1 - BETA1**self.steps)
-        unbias = math.sqrt(1 - BETA2**self.steps)
+        step = rate / (1 - BETA1**steps)
+        unbias = math.sqrt(1 - BETA2**steps)
         for name, parameter in self.parameters.items():
             g = parameter.grad
             if g is None:
@@ -404,19 +402,14 @@ class ParameterAdam:
             gradient.nan_to_num_(0, 0, 0).mul_(scale)
 
     def state(self) -> dict[str, Tensor]:
-        """Moments by name, and the number of steps; a view."""
-        found = {"steps": torch.tensor(self.steps)}
-        for name, (mean, square) in self.moments.items():
-            found[f"{name}.0"] = mean
-            found[f"{name}.1"] = square
+        """Parameters and their moments by name; views."""
+        found = {}
+        for name, parameter in self.parameters.items():
+            mean, square = self.moments[name]
+            found[f"dense.{name}"] = parameter.detach()
+            found[f"adam.{name}.0"] = mean
+            found[f"adam.{name}.1"] = square
         return found
-
-    def load_state(self, state: dict[str, Tensor]) -> None:
-        """Take over what `state` returned."""
-        self.steps = int(state["steps"])
-        for name, (mean, square) in self.moments.items():
-            mean.copy_(state[f"{name}.0"])
-            square.copy_(state[f"{name}.1"])
 
 
 def sum_of_squares(tensors: Sequence[Tensor]) -> float | None:

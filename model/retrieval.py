@@ -91,10 +91,13 @@ class Retriever:
             stop = min(start + CHUNK_ITEMS, size)
             rows = np.arange(start, stop)
             self._vectors[start:stop] = self._item_vectors(rows)
-        unused = np.empty(0, np.int64)
-        if self._unused is not None:
-            unused = self._unused()
-        return Items(self._vectors[:size], unused[unused < size])
+        return Items(self._vectors[:size], self._rows_without_item(size))
+
+    def _rows_without_item(self, size: int) -> Rows:
+        if self._unused is None:
+            return np.empty(0, np.int64)
+        unused = self._unused()
+        return unused[unused < size]
 
     def _item_vectors(self, rows: Rows) -> Tensor:
         return self.trainer.model.items(TouchedRows(self.trainer.device), rows)
@@ -217,12 +220,13 @@ class Retriever:
             rows = known[part]
             columns = _at(targets[rows], scores)
             own = scores.gather(1, columns.unsqueeze(1))  # [R, 1]
-            found = (scores >= own).sum(1).cpu().numpy()
-            with_all[rows] = np.maximum(found, 1)
+            # a score that is not a number ranks behind all others
+            found = len(items) - (scores < own).sum(1).cpu().numpy()
+            with_all[rows] = found
             if left_out is not None:
                 others = [left_out[row] for row in rows.tolist()]
                 found -= _not_below_among(scores, own, others)
-            without[rows] = np.maximum(found, 1)
+            without[rows] = found
         return with_all, without
 
     @torch.no_grad()
@@ -294,8 +298,8 @@ def _not_below_among(scores: Tensor, own: Tensor, others: Sequence[Ints]) -> Row
     known = items < scores.shape[1]
     at = _at(rows[known], scores)
     columns = _at(items[known], scores)
-    before = scores[at, columns] >= own[at, 0]
-    found = torch.bincount(at[before], minlength=len(scores))
+    below = scores[at, columns] < own[at, 0]
+    found = torch.bincount(at[~below], minlength=len(scores))
     return found.cpu().numpy()
 
 

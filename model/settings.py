@@ -181,12 +181,6 @@ class MethodSettings(Settings):
     mask_positive: bool = expert_setting(
         False, "Remove a query's own positive from its candidates."
     )
-    occurrence_half_life: float = expert_setting(
-        0.0,
-        "After this many steps a draw counts half; 0: never (xir).",
-        at_least=0,
-        unit="steps",
-    )
     popularity: Literal["auto", "exact", "hash"] = expert_setting(
         "auto",
         "Estimate of popularity that corrects the sampling bias; auto: the method's own.",

@@ -80,7 +80,6 @@ class OccurrenceCache:
 
     Args:
         size: C.
-        half_life: after this many updates what was drawn counts half; 0: never.
         seed: of the draws.
 
     Examples:
@@ -95,18 +94,16 @@ class OccurrenceCache:
     def __init__(
         self,
         size: int = MethodSettings.cache_size,
-        half_life: float = 0.0,
         seed: int = 0,
     ) -> None:
         self.size = size
-        self._occurrence = Occurrence(half_life or None)
+        self._occurrence = Occurrence()
         self._rng = np.random.default_rng(seed)
         self.ids = torch.empty(0, dtype=torch.int64)
         """[C] the cached items, with repetitions; empty before the first update."""
 
     def update(self, draws: Draws) -> None:
         """Count what a step has drawn, and draw the next cache."""
-        self._occurrence.step()
         ids = _rows(draws.ids)
         counts = draws.counts.detach().cpu().numpy()
         self._occurrence.add(ids, counts)

@@ -118,13 +118,6 @@ class Tower(nn.Module):
         if self.settings.ids:
             self.tables[f"{self.name}.id"].grow(size)
 
-    def codes(self, rows: Rows) -> Rows:
-        """[n, C] the categories of rows."""
-        found = [
-            self.features.codes(rows, k) for k in range(len(self.settings.categorical))
-        ]
-        return np.stack(found, axis=1) if found else np.empty((len(rows), 0), np.int64)
-
     def categories(self, touched: TouchedRows, codes: Rows) -> dict[str, TouchedTable]:
         """The rows of each table of categories that some [n, C] need."""
         found = {}
@@ -154,7 +147,7 @@ class Tower(nn.Module):
         if self.settings.ids:
             name = f"{self.name}.id"
             found.append(touched.take(name, self.tables[name], rows))
-        codes = self.codes(rows)
+        codes = self.features.codes(rows)
         if categories is None:
             categories = self.categories(touched, codes)
         for table, of_rows in zip(categories.values(), codes.T, strict=True):

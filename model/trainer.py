@@ -33,7 +33,6 @@ from streamer.model.towers import TouchedRows, TouchedTable, TwoTower, gradient_
 
 KINDS = {"user.id": "users", "item.id": "items"}
 """Of the rows of a table."""
-_ADAM = "adam."
 
 
 class Trainer:
@@ -109,7 +108,7 @@ class Trainer:
         vectors = self.model.items(touched, plan.items)  # [T, d]
         codes = batch.user_codes
         if codes is None:
-            codes = self.model.user.codes(batch.users)
+            codes = self.model.user.features.codes(batch.users)
         return Prepared(
             batch,
             plan,
@@ -250,8 +249,8 @@ class Trainer:
         rate = settings.learning_rate * decay
         for g in gradients:
             self.optimizer.apply(tables[g.table], g.rows, g.gradient, rate)
-        self.dense_adam.step(settings.dense_learning_rate * decay)
         self.steps += 1
+        self.dense_adam.step(settings.dense_learning_rate * decay, self.steps)
 
     def _make_finite(self, g: TouchedTable) -> None:
         """A row whose gradient is not finite gets none; one whose weights are not,
@@ -269,13 +268,8 @@ class Trainer:
         """A copy of what belongs to no row and of random states: arrays, and a few
         plain values.
         """
-        tensors = {}
-        for name, parameter in self.model.named_parameters():
-            tensors[f"dense.{name}"] = parameter.detach()
-        for name, value in self.dense_adam.state().items():
-            tensors[_ADAM + name] = value
         arrays, values = self._draws.state()
-        for name, tensor in tensors.items():
+        for name, tensor in self.dense_adam.state().items():
             arrays[name] = tensor.to("cpu", copy=True).numpy()
         return arrays, values | {"steps": self.steps}
 
@@ -285,22 +279,16 @@ class Trainer:
         Raises:
             ValueError: it belongs to a model of another shape.
         """
-        tensors = {name: torch.from_numpy(np.array(a)) for name, a in arrays.items()}
         self.steps = values["steps"]
         self._draws.load_state(arrays, values)
-        with torch.no_grad():
-            for name, parameter in self.model.named_parameters():
-                found = tensors.get(f"dense.{name}")
-                if found is None or found.shape != parameter.shape:
-                    shape = tuple(parameter.shape)
-                    raise ValueError(
-                        f"the state has no {name} of shape {shape}: another model"
-                    )
-                parameter.copy_(found)
-        moments = {n: tensor for n, tensor in tensors.items() if n.startswith(_ADAM)}
-        self.dense_adam.load_state(
-            {name.removeprefix(_ADAM): moment for name, moment in moments.items()}
-        )
+        for name, tensor in self.dense_adam.state().items():
+            found = arrays.get(name)
+            shape = tuple(tensor.shape)
+            if found is None or found.shape != shape:
+                raise ValueError(
+                    f"the state has no {name} of shape {shape}: another model"
+                )
+            tensor.copy_(torch.from_numpy(np.array(found)))
 
     def _to_device(self, value: NDArray[Any] | Tensor) -> Tensor:
         return to_device(value, self.device)

@@ -95,15 +95,6 @@ class ExactPopularity(Columns):
             most = MAX_EVENTS
         self._total += _add_weights(self._counts, rows, weights, scale, most)
 
-    def replace(self, rows: Rows, counts: Doubles) -> None:
-        """Forget everything, and take in `counts` events of each row, as if evenly
-        mixed.
-        """
-        self.clear()
-        if len(rows):
-            self.grow(int(rows.max()) + 1)
-            self.add(rows, counts)
-
     def _age(self, events: float) -> None:
         """Note that events come; a new period before they are counted keeps their
         weights finite, however many come.

@@ -114,12 +114,6 @@ class HashPopularity(Columns):
         log_gaps = np.log(np.maximum(gaps * events_per_tick, 1.0))
         return (-log_gaps).astype(np.float32)
 
-    def collision_share(self) -> float:
-        """How likely a new item meets a used slot in all of its hashes."""
-        hits = self.columns["hits"].reshape(-1, self.slots)
-        used_shares = (hits > 0).mean(axis=1)
-        return float(np.prod(used_shares))
-
     def forget(self, rows: Rows) -> None:
         """Retire items. Slots are shared, so nothing is cleared; a slot that is no
         longer hit fades by itself.

@@ -116,7 +116,6 @@ class Ranker:
         found = []
         for purpose, weights in enumerate(self.weights):
             gradient = np.zeros(_SIZE, np.float32)
-            counts = np.zeros(len(BUCKETS), np.float32)
             some = candidates if purpose == ALL else candidates.discoveries()
             # [c, buckets + hidden]
             products = _product(some.features, _matrix(self._vectors[purpose]).T)
@@ -129,32 +128,27 @@ class Ranker:
                 purpose == DISCOVERY,
                 derivatives,
                 _views(gradient),
-                counts,
             )
             _matrix(gradient)[:] = _product(derivatives.T, some.features)
-            found += [gradient, counts]
+            found.append(gradient)
         return np.concatenate(found)
 
     @property
     def gradient_size(self) -> int:
         """Numbers that `gradients` returns."""
-        return len(self.weights) * (_SIZE + len(BUCKETS))
+        return len(self.weights) * _SIZE
 
     def apply(self, gradients: Floats) -> None:
-        """Learn from what `gradients` returned, of all events of a step."""
-        for weights, squares, sums in zip(
+        """Learn from what `gradients` returned, of all events of a step.
+
+        Sums and not means: Adagrad does not depend on the scale of all steps, and a
+        step of few events after steps of many is a small one.
+        """
+        rates = (_RATES * self.learning_rate).astype(np.float32)
+        for weights, squares, gradient in zip(
             self._vectors, self._squares, np.split(gradients, 2), strict=True
         ):
-            gradient, counts = np.split(sums, [_SIZE])
-            total = np.float32(max(counts.sum(), 1))
-            by_bucket: Floats = np.maximum(counts, np.float32(1))[:, None]
-            linear, hidden, bias, out = _views(gradient)
-            linear /= by_bucket
-            hidden /= total
-            bias /= by_bucket
-            out /= total
             squares += gradient**2
-            rates = (_RATES * self.learning_rate).astype(np.float32)
             weights -= rates * gradient / np.sqrt(squares)
 
     def influence(self, candidates: Candidates, purpose: int = ALL) -> Doubles:
@@ -269,7 +263,6 @@ def _derive(
     discovery: bool,
     derivatives: Floats,
     gradient: Weights,
-    counts: Floats,
 ) -> None:
     """Derivatives of -log softmax at the target by `products`, and sums of those by
     `bias` and `out`.
@@ -284,7 +277,6 @@ def _derive(
         end = first[e + 1]
         if own < 0:
             continue
-        counts[b] += 1
         best = np.float32(-np.inf)
         for c in range(begin, end):
             hidden = discovery and seen[c]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from streamer.model.batch import Bools, Doubles, Floats, Ints, Rows
-from streamer.model.rows.by_rows import Arrays, Columns
+from streamer.model.rows.by_rows import Arrays, Columns, take_or_fill
 
 SAMPLE = 2048
 """The latest numbers of a feature, by which it is standardised."""
@@ -107,20 +107,16 @@ class FeatureStore(Columns):
     def _numbers(self) -> Floats:
         return self.columns["numbers"]
 
-    def codes(self, rows: Rows, feature: int) -> Rows:
-        """[n] the category of each row, 0 where it is unknown."""
-        found = np.zeros(len(rows), np.int64)
-        known = rows < self.size
-        found[known] = self._codes[rows[known], feature]
-        return found
+    def codes(self, rows: Rows) -> Rows:
+        """[n, categorical] the categories of each row, 0 where they are unknown."""
+        return take_or_fill(self._codes, rows).astype(np.int64)
 
     def numbers(self, rows: Rows) -> Floats:
         """[n, numeric] the numbers of each row in standard deviations from the mean, 0
         where they are unknown.
         """
-        found = np.full((len(rows), len(self.numeric)), np.nan)
-        known = rows < self.size
-        found[known] = (self._numbers[rows[known]] - self._mean) / self._deviation
+        given = take_or_fill(self._numbers, rows, np.nan)
+        found = (given - self._mean) / self._deviation
         within_limits: Doubles = np.nan_to_num(found.clip(-LIMIT, LIMIT))
         return within_limits.astype(np.float32)
 

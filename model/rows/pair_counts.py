@@ -47,7 +47,7 @@ class Pool(NamedTuple):
 
 
 class PairCounts:
-    """A sparse matrix of counts that grows by additions.
+    """A sparse matrix of counts that grows by additions (`add_one`).
 
     Args:
         most: pairs that are kept of a row; beyond them a new one takes the place of the
@@ -55,9 +55,12 @@ class PairCounts:
 
     Examples:
         >>> pairs = PairCounts()
-        >>> pairs.add(np.array([3, 3, 0]), np.array([7, 7, 1]))
-        >>> sorted(pairs.of(3).items()), pairs.of(9)
-        ([(7, 2.0)], {})
+        >>> pairs.reserve(rows=4)
+        >>> add_one(pairs.pool, 3, 7, 2.0)
+        False
+        >>> pairs.extend()
+        >>> add_one(pairs.pool, 3, 7, 2.0), pairs.of(3), pairs.of(9)
+        (True, {7: 2.0}, {})
     """
 
     def __init__(self, most: int = 1 << 30) -> None:
@@ -68,14 +71,6 @@ class PairCounts:
             np.empty(0, np.int32),
             most,
         )
-
-    def add(self, rows: Rows, keys: Rows) -> None:
-        """Count one more of each pair."""
-        self.reserve(int(rows.max(initial=-1)) + 1)
-        done = _add_all(self.pool, rows, keys, 0)
-        while done < len(rows):
-            self.extend()
-            done = _add_all(self.pool, rows, keys, done)
 
     def drop(self, rows: Rows) -> None:
         """Forget the pairs of rows; the memory of their tables is used again."""
@@ -257,16 +252,3 @@ def _drop(pool: Pool, rows: Rows) -> None:
     for row in rows:
         leave_block(pool.blocks, pool.keys, row)
         pool.used[row] = 0
-
-
-@njit_borrowing
-def _add_all(
-    pool: Pool,
-    rows: Rows,
-    keys: Rows,
-    done: int,
-) -> int:
-    for k in range(done, len(rows)):
-        if not add_one(pool, rows[k], keys[k], 1.0):
-            return k
-    return len(rows)

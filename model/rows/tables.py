@@ -152,17 +152,12 @@ class EmbeddingTable(ByRows):
         width = self.lines.shape[1]
         if lines.shape[1] != width:
             raise ValueError(self._misfit(f"rows of width {lines.shape[1]}"))
-        size = int(rows.max(initial=-1)) + 1
-        if self._are_next(rows):  # no first weights are needed
-            self._reserve(size)
-            self.size = size
-        self.grow(size)
+        known = self.size
+        self._reserve(int(rows.max(initial=-1)) + 1)
+        self.size = max(known, int(rows.max(initial=-1)) + 1)
+        between = np.setdiff1d(np.arange(known, self.size), rows)
+        self.begin(between, between)
         self._write(rows, lines)
-
-    def _are_next(self, rows: Rows) -> bool:
-        """Whether rows continue the table, without a gap."""
-        following = self.size + np.arange(len(rows))
-        return len(rows) > 0 and bool((rows == following).all())
 
     def dense(self) -> Arrays:
         return super().dense() | {
