@@ -26,8 +26,6 @@ PUBLIC = {
     "EmbeddedSource": "streamer.sources.embedded.source",
     "EmbeddedLog": "streamer.sources.embedded.log",
     "FileSource": "streamer.sources.files",
-    "MemorySource": "streamer.sources.memory",
-    "MemoryLog": "streamer.sources.memory",
     "ssl_loss": "streamer.model.losses.functional",
     "ssl_pop_loss": "streamer.model.losses.functional",
     "mns_loss": "streamer.model.losses.functional",
@@ -61,8 +59,6 @@ if TYPE_CHECKING:
     from streamer.sources.files import FileSource as FileSource
     from streamer.sources.kafka.settings import KafkaSettings as KafkaSettings
     from streamer.sources.kafka.source import KafkaSource as KafkaSource
-    from streamer.sources.memory import MemoryLog as MemoryLog
-    from streamer.sources.memory import MemorySource as MemorySource
 
 
 def __getattr__(name: str) -> Any:

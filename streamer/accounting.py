@@ -45,6 +45,15 @@ class Accounting:
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)
         self.lost += batch.lost
 
+    def merge(self, other: Accounting) -> None:
+        """Count what another trainer of the same model has counted."""
+        self.trained += other.trained
+        self.filtered += other.filtered
+        self.not_admitted += other.not_admitted
+        self.catalogue += other.catalogue
+        self.dead_letters.update(other.dead_letters)
+        self.lost += other.lost
+
     def to_json(self) -> dict[str, Any]:
         """Return the totals for a checkpoint or a summary."""
         return {

@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from streamer.snapshot.places import Place
     from streamer.snapshot.publisher import Publisher
     from streamer.sources.embedded.groups import ConsumerGroup
+    from streamer.sources.embedded.source import StartPolicy
     from streamer.sources.kafka.settings import KafkaSettings
-    from streamer.sources.positions import StartPolicy
 
 
 def build_pipeline(settings: RunSettings) -> Pipeline:
@@ -169,11 +169,15 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         ingest.owner = sharing
     checkpointer = RankCheckpointer(
         group,
+        ingest.seals,
         checkpoints,
         settings.checkpoints,
         settings.checkpoint_every_s or None,
         settings.checkpoint_every_events,
     )
+    ingest.users = learner.state.users
+    ingest.checkpoints = checkpointer
+    ingest.publisher = publisher(settings, learner, group)
     progress = LockstepProgress(
         ingest,
         learner,
@@ -200,7 +204,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         sharing,
         progress,
         _prequential(settings, learner) if group.rank == 0 else None,
-        publisher(settings, learner, group),
+        ingest.publisher,
     )
 
 
@@ -316,7 +320,7 @@ def source_factory(
 
 def start_policy(settings: RunSettings) -> StartPolicy:
     """Where partitions of the embedded log begin that have no position."""
-    from streamer.sources.positions import StartPolicy
+    from streamer.sources.embedded.source import StartPolicy
 
     return StartPolicy(
         "latest" if settings.start == "latest" else "earliest",

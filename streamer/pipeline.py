@@ -95,11 +95,6 @@ class Pipeline:
         """The newest checkpoint that is safe on disk."""
         return self.progress.last_checkpoint
 
-    @property
-    def queued_events(self) -> int:
-        """How many events are read and wait to be trained."""
-        return self.ingest.queued_events
-
     def summary(self) -> dict[str, Any]:
         """What a program wants to know of a run that has ended."""
         return self._report.summary()
@@ -213,8 +208,7 @@ class Pipeline:
                     )
                 with self._observer.phase("store"):
                     self._sharing.contribute(part, learned)
-                self._report.learned(learned.step.loss, len(part.batch))
-                self._observer.learned(learned)
+                self._report.learned(learned, len(part.batch))
         with self._observer.phase("store"):
             self._sharing.advance(batch)
 

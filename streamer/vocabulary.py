@@ -206,11 +206,6 @@ class Vocabulary(ByRows):
         """All ids in the order of their rows; those of rows without an id are left out."""
         return self.ids_of(self.used.tolist())
 
-    @property
-    def by_row(self) -> IdsByRow:
-        """All ids, to be indexed by row."""
-        return IdsByRow(self)
-
     def forget(self, rows: Rows) -> None:
         """Retire rows: their ids are not known any more."""
         length = FREE if self._reuse else RETIRED
@@ -246,16 +241,3 @@ class Vocabulary(ByRows):
         self.size = max(self.size, size)
         copy_in(self._ids, rows, arrays["length"], utf8)
         self._ids.at[LOWEST] = self.first
-
-
-class IdsByRow(Sequence[str]):
-    """The ids of a vocabulary by row, without a copy."""
-
-    def __init__(self, vocabulary: Vocabulary) -> None:
-        self._vocabulary = vocabulary
-
-    def __len__(self) -> int:
-        return self._vocabulary.size
-
-    def __getitem__(self, row: Any) -> Any:
-        return self._vocabulary.id_of(row)

@@ -13,11 +13,10 @@ import click
 from streamer.cli.loading import checkpoint_options, no_checkpoint
 from streamer.cli.options import GroupedCommand, json_option, option
 from streamer.cli.output import format_bytes, say, table
-from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.snapshot import CheckpointStore
+    from streamer.snapshot import SnapshotDirectory
 
 
 @click.group()
@@ -53,22 +52,26 @@ def verify(settings: RunSettings, as_json: bool) -> None:
 @option(
     "Checkpoint",
     "--checkpoint",
-    "which",
-    help="Number, name or path of a checkpoint.",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A .base or .delta file of the directory.",
     show_default="the newest that is whole",
 )
 @json_option
 @checkpoint_options
-def copy(settings: RunSettings, target: Path, which: str | None, as_json: bool) -> None:
+def copy(
+    settings: RunSettings, target: Path, checkpoint: Path | None, as_json: bool
+) -> None:
     """Copy a checkpoint with its chain into the directory TARGET, which has no checkpoints
     yet.
 
     On the same disk files are linked, which takes no space; copy to another disk to be
     safe from this one's failure.
     """
-    store = _open(settings.checkpoints)
-    number = _number(store, which) if which else None
-    found = store.copy(target, number)
+    from streamer.snapshot.directory import number_of
+
+    number = number_of(checkpoint) if checkpoint is not None else None
+    found = _open(settings.checkpoints).copy(target, number)
     done = {
         "from": str(found.path),
         "to": str(target),
@@ -80,30 +83,14 @@ def copy(settings: RunSettings, target: Path, which: str | None, as_json: bool) 
     say(done, text, as_json)
 
 
-def _open(directory: Path) -> CheckpointStore:
+def _open(directory: Path) -> SnapshotDirectory:
     """The checkpoints of a directory, beside a trainer that may go on writing.
 
     Raises:
         CheckpointError: there is no such directory.
     """
-    from streamer.snapshot import CheckpointStore
+    from streamer.snapshot import SnapshotDirectory
 
     if not directory.is_dir():
         raise no_checkpoint(directory)
-    return CheckpointStore(directory, readonly=True)
-
-
-def _number(store: CheckpointStore, which: str) -> int:
-    """The number of a checkpoint that is given as number, name or path.
-
-    Raises:
-        CheckpointError: there is no such checkpoint.
-    """
-    numbers = store.numbers()
-    for number, path in numbers.items():
-        if which in (str(number), path.name, path.stem, str(path)):
-            return number
-    known = f"{min(numbers)} to {max(numbers)}" if numbers else "none"
-    raise CheckpointError(
-        f"there is no checkpoint {which} in {store.directory}; there are: {known}"
-    )
+    return SnapshotDirectory(directory)

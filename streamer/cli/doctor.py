@@ -133,18 +133,10 @@ def check_torch(_: RunSettings) -> Iterator[Finding]:
     """Where torch trains."""
     import torch
 
-    version = torch.__version__
+    device = "the CPU"
     if torch.cuda.is_available():
         device = torch.cuda.get_device_name()
-        yield Finding("torch", "ok", f"{version}, trains on {device}")
-    elif shutil.which("nvidia-smi"):
-        found = (
-            f"{version}, trains on the CPU although this machine has an NVIDIA driver"
-        )
-        advice = "install a torch with CUDA that fits the driver (https://pytorch.org), or choose --device cpu"
-        yield Finding("torch", "warning", found, advice)
-    else:
-        yield Finding("torch", "ok", f"{version}, trains on the CPU")
+    yield Finding("torch", "ok", f"{torch.__version__}, trains on {device}")
 
 
 def check_numba(_: RunSettings) -> Iterator[Finding]:
@@ -173,9 +165,6 @@ def check_cores(_: RunSettings) -> Iterator[Finding]:
         threads = max(1, int(quota))
         advice = f"give `streamer run` --threads {threads}, or the container more"
         yield Finding("cores", "warning", found, advice)
-    elif cores == 1:
-        advice = "two let reading run ahead of training"
-        yield Finding("cores", "warning", "1: reading and training share it", advice)
     else:
         yield Finding("cores", "ok", str(cores))
 
@@ -208,9 +197,9 @@ def check_data(settings: RunSettings) -> Iterator[Finding]:
 
 def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
     """The directory, and whether a run would find a checkpoint in it."""
-    from streamer.snapshot import CheckpointStore
+    from streamer.snapshot import SnapshotDirectory
 
-    store = CheckpointStore(settings.checkpoints, readonly=True)
+    store = SnapshotDirectory(settings.checkpoints)
     sizes = {path.name: path.stat().st_size for path in store.paths() if path.exists()}
     wanted_bytes = max(ENOUGH_SPACE_BYTES, 2 * max(sizes.values(), default=0))
     yield examine_directory("checkpoints", store.directory, wanted_bytes)
@@ -285,7 +274,7 @@ def check_embedded_log(settings: RunSettings) -> Iterator[Finding]:
         advice = "write events with `streamer replay`, or give --source or --bootstrap-servers; a run waits for the log"
         yield Finding("topic", "warning", found, advice)
         return
-    connection = database.connect(path, "ro", busy_timeout_s=2.0)
+    connection = database.connect(path, 2.0, "ro")
     with database.translated_errors(path), contextlib.closing(connection) as db:
         is_written = database.format_of(db, path) > 0
         for topic in settings.all_topics:

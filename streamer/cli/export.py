@@ -9,7 +9,6 @@ what the others are, and how its weights make a score of them.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +20,8 @@ from streamer.cli.output import format_bytes, say
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.learner import Learner
-    from streamer.model.batch import Floats, Rows
+    from streamer.learner import Learner, State
+    from streamer.model.batch import Floats
 
 BLOCK_ROWS = 1 << 15
 """Vectors that are computed at a time."""
@@ -53,7 +52,7 @@ def export(settings: RunSettings, out: Path, as_json: bool) -> None:
     """
     import numpy as np
 
-    from streamer.snapshot.directory import whole_file
+    from streamer.snapshot.directory import system_errors, whole_file
 
     if out.suffix != ".npz":
         message = f"{out.name}: choose a name that ends in .npz"
@@ -62,17 +61,19 @@ def export(settings: RunSettings, out: Path, as_json: bool) -> None:
     state = learner.state
     arrays = ranker_arrays(learner)
     arrays["items.ids"] = np.array(state.items.ids, np.str_)
-    arrays["items.vectors"] = in_blocks(item_vectors, learner, state.items.used)
+    arrays["items.vectors"] = item_vectors(state)
     arrays["users.ids"] = np.array(state.users.ids, np.str_)
-    arrays["users.vectors"] = in_blocks(user_vectors, learner, state.users.used)
+    arrays["users.vectors"] = user_vectors(learner)
     about = {
         "checkpoint": checkpoint.path.name,
         "saved_at": checkpoint.meta["saved_at"],
         "dim": learner.settings.item_tower.out_dim,
     }
     arrays["about"] = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    with whole_file(out) as file:
-        np.savez(file, **arrays)
+    with system_errors("write", out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with whole_file(out) as file:
+            np.savez(file, **arrays)
 
     done = {
         "out": str(out),
@@ -90,36 +91,26 @@ def export(settings: RunSettings, out: Path, as_json: bool) -> None:
     say(done, text, as_json)
 
 
-def in_blocks(
-    vectors_of: Callable[[Learner, Rows], Floats], learner: Learner, rows: Rows
-) -> Floats:
-    """[N, dim] the vectors of all these rows, computed some at a time."""
+def item_vectors(state: State) -> Floats:
+    """[N, dim] the item tower's vectors."""
+    items = state.retriever.items(state.items.size)
+    found: Floats = items.vectors.numpy()[state.items.used]
+    return found
+
+
+def user_vectors(learner: Learner) -> Floats:
+    """[N, dim] the user tower's vectors, computed some at a time."""
     import numpy as np
 
-    vectors = np.empty((len(rows), learner.settings.item_tower.out_dim), np.float32)
+    state = learner.state
+    rows = state.users.used
+    vectors = np.empty((len(rows), learner.settings.user_tower.out_dim), np.float32)
     for start in range(0, len(rows), BLOCK_ROWS):
-        block = slice(start, start + BLOCK_ROWS)
-        vectors[block] = vectors_of(learner, rows[block])
+        block = rows[start : start + BLOCK_ROWS]
+        recent = learner.candidates.recent_items(state.recent.of(block))
+        found = state.retriever.queries(block, recent)
+        vectors[start : start + BLOCK_ROWS] = found.numpy()
     return vectors
-
-
-def item_vectors(learner: Learner, rows: Rows) -> Floats:
-    """[n, dim] the item tower's vectors."""
-    import torch
-
-    from streamer.model.towers import TouchedRows
-
-    with torch.no_grad():
-        touched = TouchedRows(torch.device("cpu"))
-        found: Floats = learner.state.trainer.model.items(touched, rows).numpy()
-    return found
-
-
-def user_vectors(learner: Learner, rows: Rows) -> Floats:
-    """[n, dim] the user tower's vectors."""
-    recent = learner.candidates.recent_items(learner.state.recent.of(rows))
-    found: Floats = learner.state.retriever.queries(rows, recent).numpy()
-    return found
 
 
 def ranker_arrays(learner: Learner) -> dict[str, Any]:

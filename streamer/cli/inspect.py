@@ -1,9 +1,9 @@
-"""`streamer inspect`: what is in a checkpoint, and in what trainers share."""
+"""`streamer inspect`: what is in a checkpoint."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,7 @@ from streamer.cli.options import (
     settings_options,
 )
 from streamer.cli.output import render, say
-from streamer.cli.store import STORE, open_admin, require_model
-from streamer.settings import RunSettings, SharingSettings
+from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -27,43 +26,32 @@ if TYPE_CHECKING:
     from streamer.model.popularity import ExactPopularity
 
 Report = dict[str, Any]
+Ids = Mapping[int, str] | Sequence[str]
+"""The ids of items, by row."""
 
 RANKED_USERS = 256
 """What decides the ranking is looked at for this many users."""
 
 
-@click.command(cls=GroupedCommand)
-@option(
+top_option = option(
     "Report",
     "--top",
     type=click.IntRange(0),
     default=5,
     help="Number of items to list of each kind.",
 )
+
+
+@click.command(cls=GroupedCommand)
+@top_option
 @json_option
-@settings_options(RunSettings, only=(*CHECKPOINT, *STORE))
+@settings_options(RunSettings, only=CHECKPOINT)
 def inspect(settings: RunSettings, top: int, as_json: bool) -> None:
     """Show what the newest checkpoint holds: sizes, settings, offsets, accounting,
-    popularity, cache.
-
-    With --redis-url, show what trainers share instead: trainers, partitions, counts,
-    occurrence, cache, log, memory; or both, if the directory is given too. It may be
-    used while `streamer run` is running.
+    popularity, cache. It may be used while `streamer run` is running.
     """
-    context = click.get_current_context()
-    default = click.core.ParameterSource.DEFAULT
-    directory_given = any(
-        context.get_parameter_source(name) is not default for name in CHECKPOINT
-    )
-    report: Report = {}
-    if directory_given or not settings.redis_url:
-        report |= inspect_checkpoints(settings.checkpoints, top)
-    if settings.redis_url:
-        report["store"] = inspect_store(settings, top)
+    report = inspect_checkpoints(settings.checkpoints, top)
     say(report, render(report), as_json)
-
-
-# checkpoints --------------------------------------------------------------------------
 
 
 def inspect_checkpoints(directory: Path, top: int) -> Report:
@@ -74,10 +62,9 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     """
     import numpy as np
 
-    from streamer.model.popularity import estimation_error
-    from streamer.snapshot import CheckpointStore
+    from streamer.snapshot import SnapshotDirectory
 
-    store = CheckpointStore(directory, readonly=True)
+    store = SnapshotDirectory(directory)
     # before loading: whatever is newer then was skipped
     files = store.paths()
     checkpoint, learner = load(directory)
@@ -85,7 +72,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     state = learner.state
     model = state.trainer.model
     rows = np.arange(state.items.size)
-    ids = state.items.by_row
+    ids = dict(zip(state.items.used.tolist(), state.items.ids, strict=True))
     embeddings = sum(table.size * table.dim for table in model.tables.values())
     dense = sum(parameter.numel() for parameter in model.parameters())
     counts = state.item_counts.counts(rows)
@@ -115,12 +102,11 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
         "popularity": {
             "estimate": "hash" if state.popularity is state.hashed else "exact",
             "events": state.item_counts.total,
-            "hash_error": estimation_error(state.hashed, state.item_counts, rows),
-            "top": _top(ids, counts, top, "events"),
+            "top": top_items(ids, counts, top, "events"),
         },
         "ranking": _influence(learner),
-        "cache": _cache(ids, state.cache, state.item_counts, top),
-        "occurrence": _occurrence(ids, state.occurrence.values(rows), top),
+        "cache": cache_report(ids, state.cache, state.item_counts, top),
+        "occurrence": occurrence_report(ids, state.occurrence.values(rows), top),
     }
 
 
@@ -181,87 +167,39 @@ def _file(path: Path, newest: Path) -> Report:
     }
 
 
-# what trainers share --------------------------------------------------------------------------------------------------
+# of a checkpoint, and of what trainers share ------------------------------------------
 
 
-def inspect_store(settings: SharingSettings, top: int) -> Report:
-    """What trainers share of a model; ages are by the server's clock.
-
-    Raises:
-        SettingsError: the URL is missing, or a name is wrong.
-        SharingError: Redis cannot be used, or has no such model.
-    """
-    import numpy as np
-
-    from streamer.model.popularity import ExactPopularity
-
-    with open_admin(settings) as admin:
-        summary = require_model(admin)
-        contents = admin.contents(summary.entries)
-        memory = admin.memory()
-    popularity = ExactPopularity()
-    popularity.replace(
-        np.arange(len(contents.counts)), contents.counts.astype(np.float64)
-    )
-    owners: dict[str, str] = {}
-    trainers = []
-    for trainer, at_s, owned in summary.trainers:
-        owners |= dict.fromkeys(owned, trainer)
-        ago_s = summary.now_s - at_s
-        trainers.append({"trainer": trainer, "ago_s": ago_s, "entries": list(owned)})
-    entries = []
-    for name, version in sorted(summary.entries.items()):
-        entries.append(
-            {"entry": name, "version": list(version), "owner": owners.get(name)}
-        )
-    return {
-        "url": admin.url,
-        "model": admin.keys.model,
-        "namespace": admin.keys.namespace,
-        "items": int((contents.counts > 0).sum()),
-        "events": int(contents.counts.sum()),
-        "trainers": trainers,
-        "entries": entries,
-        "popularity": {"top": _top(contents.ids, contents.counts, top, "events")},
-        "occurrence": _occurrence(contents.ids, contents.drawn, top),
-        "cache": _cache(contents.ids, contents.cache, popularity, top),
-        "memory_bytes": {"total": sum(memory.values()), **memory},
-    }
-
-
-# both ---------------------------------------------------------------------------------
-
-
-def _cache(
-    ids: Sequence[str],
+def cache_report(
+    ids: Ids,
     cache: NDArray[Any],
     popularity: ExactPopularity,
     top: int,
 ) -> Report:
+    """The cache, by rows: its size, how popular its items are, the most frequent."""
     import numpy as np
 
-    from streamer.metrics.composition import composition
+    from streamer.metrics.composition import Ranking
 
-    slots = np.bincount(cache, minlength=len(ids))
+    slots = np.bincount(cache)
     note = "" if len(cache) else "empty: only the method xir fills it"
     return {
         "slots": len(cache),
         "distinct": int((slots > 0).sum()),
         "note": note,
-        "bands": composition(cache, popularity)._asdict(),
-        "top": _top(ids, slots, top, "slots"),
+        "bands": Ranking.of(popularity).slot_shares(cache)._asdict(),
+        "top": top_items(ids, slots, top, "slots"),
     }
 
 
-def _occurrence(ids: Sequence[str], drawn: NDArray[Any], top: int) -> Report:
+def occurrence_report(ids: Ids, drawn: NDArray[Any], top: int) -> Report:
+    """What was resampled most."""
     total = drawn.sum().item()
     note = "" if total else "nothing was resampled: only the methods bir and xir do"
-    return {"total": total, "note": note, "top": _top(ids, drawn, top, "count")}
+    return {"total": total, "note": note, "top": top_items(ids, drawn, top, "count")}
 
 
-def _top(
-    ids: Sequence[str], amounts: NDArray[Any], top: int, name: str
-) -> list[Report]:
+def top_items(ids: Ids, amounts: NDArray[Any], top: int, name: str) -> list[Report]:
     """The items with the largest amounts, and their shares of all."""
     import numpy as np
 

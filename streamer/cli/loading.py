@@ -29,9 +29,9 @@ def load(directory: Path) -> tuple[Checkpoint, Learner]:
         CheckpointError: there is none, or none that this version can read.
     """
     from streamer.learner import Learner
-    from streamer.snapshot import CheckpointStore
+    from streamer.snapshot import SnapshotDirectory
 
-    checkpoint = CheckpointStore(directory, readonly=True).load()
+    checkpoint = SnapshotDirectory(directory).load()
     if checkpoint is not None:
         return checkpoint, Learner.from_checkpoint(checkpoint, device="cpu")
     raise no_checkpoint(directory)

@@ -278,7 +278,7 @@ def _read_config(
     offered: Mapping[str, Setting],
     kind: type[Settings],
 ) -> None:
-    """Take defaults of settings and other options from a TOML file."""
+    """Take defaults of settings from a TOML file."""
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -286,25 +286,17 @@ def _read_config(
     except tomllib.TOMLDecodeError as error:
         raise click.BadParameter(f"{path} is not TOML: {error}") from error
 
-    options = {}
-    for parameter in ctx.command.params:
-        options[parameter.opts[0].removeprefix("--")] = str(parameter.name)
-    known = [*options, *(setting.option for setting in offered.values())]
+    known = [setting.option for setting in offered.values()]
     settings: dict[str, Any] = {}
-    defaults: dict[str, Any] = {}
     problems = []
-    for written, value in _flattened(values, kind).items():
-        name = written.replace("_", "-")
+    for name, value in _flattened(values, kind).items():
         setting = kind.named(name)
         if setting is not None and setting.name in offered:
             settings[setting.name] = value
-        elif name in options:
-            defaults[options[name]] = value
         else:
-            problems.append(f"{path} has {written}{nearest(name, known)}")
+            problems.append(f"{path} has {name}{nearest(name, known)}")
     if problems:
         raise click.BadParameter("\n".join(problems))
-    ctx.default_map = defaults
     ctx.meta[_FROM_FILE] = settings
 
 

@@ -77,15 +77,13 @@ def rank() -> int:
     return int(os.environ["RANK"]) if is_rank() else 0
 
 
-def launch(
-    trainers: int, arguments: list[str], log_format: str, *, restart: bool = True
-) -> int:
+def launch(trainers: int, arguments: list[str], log_format: str) -> int:
     """Run `streamer ARGUMENTS` as several processes; returns the exit code."""
     from streamer.display.reporting import make_handler
     from streamer.lockstep.launch import launch_ranks
 
     logger.addHandler(make_handler(log_format == "json"))
-    return launch_ranks(trainers, _run_command, arguments, restart=restart)
+    return launch_ranks(trainers, _run_command, arguments)
 
 
 def _run_command(arguments: list[str]) -> None:

@@ -12,13 +12,19 @@ import click
 
 from streamer.build import store_keys
 from streamer.cache_store.errors import StoreError, StoreRefused
+from streamer.cli.inspect import (
+    cache_report,
+    occurrence_report,
+    top_items,
+    top_option,
+)
 from streamer.cli.options import GroupedCommand, json_option, option, settings_options
-from streamer.cli.output import format_age, printable, say, table
+from streamer.cli.output import format_age, printable, render, say, table
 from streamer.errors import SettingsError, SharingError
 from streamer.settings import SharingSettings
 
 if TYPE_CHECKING:
-    from streamer.cache_store.redis.admin import ModelSummary, StoreAdmin
+    from streamer.cache_store.redis.admin import Contents, ModelSummary, StoreAdmin
 
 STORE = ("redis_url", "model_name", "redis_namespace")
 """Settings that say where a model is shared."""
@@ -26,7 +32,7 @@ STORE = ("redis_url", "model_name", "redis_namespace")
 
 @click.group()
 def store() -> None:
-    """Manage what trainers share in Redis; `streamer inspect --redis-url` shows it."""
+    """Look at what trainers share in Redis, or remove it."""
 
 
 @store.command("list", cls=GroupedCommand)
@@ -74,6 +80,57 @@ def _figures(name: str, settings: SharingSettings) -> dict[str, Any]:
 
 
 @store.command(cls=GroupedCommand)
+@top_option
+@json_option
+@settings_options(SharingSettings, only=STORE)
+def inspect(settings: SharingSettings, top: int, as_json: bool) -> None:
+    """Show what trainers share of a model: trainers, entries, counts, occurrence,
+    cache, memory.
+    """
+    with open_admin(settings) as admin:
+        summary = admin.summary()
+        if summary is None:
+            raise _no_model(admin)
+        contents = admin.contents(summary.entries)
+        memory = admin.memory()
+    report = _report(summary, contents, top)
+    report |= {"url": admin.url, "model": admin.keys.model}
+    report["namespace"] = admin.keys.namespace
+    report["memory_bytes"] = {"total": sum(memory.values()), **memory}
+    say(report, render(report), as_json)
+
+
+def _report(summary: ModelSummary, contents: Contents, top: int) -> dict[str, Any]:
+    import numpy as np
+
+    from streamer.model.popularity import ExactPopularity
+
+    rows = np.arange(len(contents.ids))
+    popularity = ExactPopularity()
+    popularity.add(rows, contents.counts.astype(np.float64))
+    cache = np.repeat(rows, contents.slots)
+    owners: dict[str, str] = {}
+    for trainer, _, owned in summary.trainers:
+        owners |= dict.fromkeys(owned, trainer)
+    entries = []
+    for name, version in sorted(summary.entries.items()):
+        owner = owners.get(name)
+        entries.append({"entry": name, "version": list(version), "owner": owner})
+    return {
+        "items": int((contents.counts > 0).sum()),
+        "events": int(contents.counts.sum()),
+        "trainers": [
+            {"trainer": trainer, "ago_s": age_s, "entries": list(owned)}
+            for trainer, age_s, owned in summary.trainers
+        ],
+        "entries": entries,
+        "popularity": {"top": top_items(contents.ids, contents.counts, top, "events")},
+        "occurrence": occurrence_report(contents.ids, contents.drawn, top),
+        "cache": cache_report(contents.ids, cache, popularity, top),
+    }
+
+
+@store.command(cls=GroupedCommand)
 @option("Store", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @option("Store", "--force", is_flag=True, help="Proceed even if trainers are active.")
 @json_option
@@ -96,7 +153,7 @@ def reset(settings: SharingSettings, yes: bool, force: bool, as_json: bool) -> N
         if summary is not None:
             what = f"{summary.names:,} items"
             _check_none_active(summary, "it would put back what it has", force)
-        elif not admin.exists() and admin.keys.model not in admin.models():
+        elif not admin.all_keys() and admin.keys.model not in admin.models():
             raise _no_model(admin)
         confirm(f"remove {printable(admin.keys.model)} ({what}) from {admin.url}", yes)
         removed = admin.reset()
@@ -131,14 +188,6 @@ def open_admin(settings: SharingSettings) -> Iterator[StoreAdmin]:
         raise SharingError(str(error)) from error
 
 
-def require_model(admin: StoreAdmin) -> ModelSummary:
-    """What there is of the model, or a `SharingError` that names those that exist."""
-    summary = admin.summary()
-    if summary is None:
-        raise _no_model(admin)
-    return summary
-
-
 def _no_model(admin: StoreAdmin) -> SharingError:
     models = admin.models()
     if admin.keys.model in models:
@@ -160,9 +209,9 @@ def _only_name_left(admin: StoreAdmin) -> str:
 def _check_none_active(summary: ModelSummary, otherwise: str, force: bool) -> None:
     """Raise a `SharingError` that names the active trainers, if there are any."""
     described = []
-    for trainer, at_s, partitions in summary.active:
+    for trainer, age_s, partitions in summary.active:
         owned = f" ({', '.join(partitions)})" if partitions else ""
-        seen = format_age(summary.now_s - at_s)
+        seen = format_age(age_s)
         described.append(f"{printable(trainer)}{owned}, last seen {seen} ago")
     if described and not force:
         trainers = "; ".join(described)

@@ -3,7 +3,7 @@
 Letters are written at least once. They must be flushed before a checkpoint moves the
 positions past their records; those after the last checkpoint are read and written again
 when a killed process starts anew. A letter is identified by (topic, partition, offset,
-index), `DeadLetter.identity`, however often it comes.
+index), however often it comes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import fcntl
 import mmap
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 
 import msgspec
 
@@ -81,14 +80,9 @@ class DeadLetter(msgspec.Struct, frozen=True, gc=False):
         """About how many bytes the letter takes in memory."""
         return LETTER_BYTES + len(self.value or b"") + len(self.key or b"")
 
-    @property
-    def identity(self) -> tuple[str, int, int, int | None]:
-        """What distinguishes a letter from all others, however often it was written."""
-        return self.topic, self.partition, self.offset, self.index
 
-
-class DeadLetters(Protocol):
-    """Where dead letters go. Called by one thread."""
+class DeadLetters:
+    """Where dead letters go: here, nowhere. Called by one thread."""
 
     def open(self) -> None:
         """See that letters can be written, before there are any. May be called twice.
@@ -97,7 +91,6 @@ class DeadLetters(Protocol):
             SourceUnavailable: the other side is away; letters will wait for it.
             StreamerError: they cannot be written.
         """
-        return
 
     def write(self, letters: Sequence[DeadLetter]) -> None:
         """Take letters; they are safe only after `flush`.
@@ -105,7 +98,6 @@ class DeadLetters(Protocol):
         Raises:
             StreamerError: they cannot be written.
         """
-        ...
 
     def backpressure_reason(self) -> str | None:
         """Why no more letters should come now, for a person; None if they may."""
@@ -118,38 +110,9 @@ class DeadLetters(Protocol):
             SourceUnavailable: the other side is away; they wait for the next call.
             StreamerError: they cannot be written.
         """
-        ...
 
     def close(self) -> None:
         """Flush and let go. May be called twice."""
-        ...
-
-
-class MemoryDeadLetters(DeadLetters):
-    """Keeps the latest letters in memory.
-
-    Args:
-        keep: how many; older ones are forgotten, but stay in `total`.
-    """
-
-    def __init__(self, keep: int = 10_000) -> None:
-        self._letters: deque[DeadLetter] = deque(maxlen=keep)
-        self.total = 0
-
-    @property
-    def letters(self) -> list[DeadLetter]:
-        """The latest letters, oldest first."""
-        return list(self._letters)
-
-    def write(self, letters: Sequence[DeadLetter]) -> None:
-        self._letters.extend(letters)
-        self.total += len(letters)
-
-    def flush(self) -> None:
-        """Nothing waits to be flushed."""
-
-    def close(self) -> None:
-        """The letters stay to be looked at."""
 
 
 class FileDeadLetters(DeadLetters):

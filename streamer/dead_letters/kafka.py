@@ -20,7 +20,12 @@ from typing import Any
 
 from kafka import KafkaAdminClient, KafkaProducer, errors
 
-from streamer.dead_letters.base import DeadLetter, DeadLetters, FileDeadLetters
+from streamer.dead_letters.base import (
+    KEPT_VALUE_BYTES,
+    DeadLetter,
+    DeadLetters,
+    FileDeadLetters,
+)
 from streamer.errors import SourceError, SourceUnavailable, StreamerError
 from streamer.sources.kafka.client import (
     ClientLog,
@@ -36,10 +41,6 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING_BYTES = 32 << 20
 """Reading pauses while more than this is not acknowledged."""
-CUTS_BYTES = (65_536, 1_024)
-"""How much of the value is kept of a dead letter that is too large, and of one that is
-too large even so.
-"""
 KEPT_OF_DETAIL = 2_000
 MAX_REFUSED_BESIDE = 5
 RETRY_S = 5.0
@@ -59,26 +60,20 @@ def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) 
         SourceUnavailable: no broker responds.
         SourceError: we may not create it.
     """
+    problem = (
+        f"there is no topic {topic!r} for dead letters, and it cannot be created; "
+        "create it, or give --dead-letters a file"
+    )
     admin = connect(KafkaAdminClient, settings.admin_config())
-    try:
-        with to_streamer_error(
-            f"there is no topic {topic!r} for dead letters, and it cannot be created"
-        ):
-            if topic in admin.list_topics():
-                return False
+    with contextlib.closing(admin), to_streamer_error(problem):
+        if topic in admin.list_topics():
+            return False
+        try:
             admin.create_topics(
                 [topic], validate_only=dry_run, wait_for_metadata=not dry_run
             )
-    except SourceUnavailable:
-        raise
-    except SourceError as error:
-        if isinstance(error.__cause__, errors.TopicAlreadyExistsError):
+        except errors.TopicAlreadyExistsError:
             return False  # somebody was quicker
-        raise SourceError(
-            f"{error}; create it, or give --dead-letters a file"
-        ) from error
-    finally:
-        admin.close()
     return True
 
 
@@ -89,8 +84,8 @@ class _Waiting:
     letter: DeadLetter
     promise: Any = None
     """The client's, once it is sent."""
-    kept_bytes: int | None = None
-    """How much is kept of its value, if that must be cut."""
+    is_cut: bool = False
+    """Whether only the beginning of its value is kept."""
     refused_beside: int = 0
     """How often it was refused because of another one in its batch."""
 
@@ -98,10 +93,10 @@ class _Waiting:
         """Return value and headers, cut short if they must be."""
         value = self.letter.value or b""
         headers = _headers(self.letter)
-        if self.kept_bytes is None:
-            return value, headers
-        headers.append(("truncated_from", b"%d" % len(value)))
-        return value[: self.kept_bytes], headers
+        if self.is_cut:
+            headers.append(("truncated_from", b"%d" % len(value)))
+            value = value[:KEPT_VALUE_BYTES]
+        return value, headers
 
 
 class KafkaDeadLetters(DeadLetters):
@@ -141,7 +136,6 @@ class KafkaDeadLetters(DeadLetters):
         self._problem: StreamerError | None = None  # why they wait
         self._retry_at = 0.0
         self._refused: FileDeadLetters | None = None
-        self._refusals: set[type] = set()
 
     def open(self) -> None:
         """See `DeadLetters.open`: connect, and create the topic if it is missing."""
@@ -248,13 +242,8 @@ class KafkaDeadLetters(DeadLetters):
             # The topic may be gone; it is looked for before the next try.
             self._topic_is_there = False
             self._wait_for(streamer_error(error, self._where))
-        elif isinstance(error, TOO_LARGE):
-            size = len(waiting.content()[0])
-            smaller = [cut for cut in CUTS_BYTES if cut < size]
-            if not smaller:
-                self._refuse(waiting, error)
-                return
-            waiting.kept_bytes = smaller[0]
+        elif isinstance(error, TOO_LARGE) and not waiting.is_cut:
+            waiting.is_cut = True
         elif (
             type(error) is errors.KafkaError
             and waiting.refused_beside < MAX_REFUSED_BESIDE
@@ -268,16 +257,14 @@ class KafkaDeadLetters(DeadLetters):
     def _refuse(self, waiting: _Waiting, error: Exception) -> None:
         if self._refused is None:
             self._refused = FileDeadLetters(self._refused_path)
-        self._refused.write([waiting.letter])
-        self._waiting_bytes -= waiting.letter.size
-        if type(error) not in self._refusals:
-            self._refusals.add(type(error))
             log.warning(
                 "%s are refused: %s; what is refused goes to %s",
                 self._where,
                 error,
                 self._refused_path,
             )
+        self._refused.write([waiting.letter])
+        self._waiting_bytes -= waiting.letter.size
 
     def _acknowledged(self, waiting: _Waiting) -> None:
         self._waiting_bytes -= waiting.letter.size

@@ -55,7 +55,7 @@ May import: `dead_letters`, `sources.base`, `settings`, `errors`.
 from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.event.decoded import NO_USER, TITLE, Decoded, Features
 from streamer.event.decoder import EventDecoder
-from streamer.event.encoder import encode, encode_all, encode_item
+from streamer.event.encoder import encode, encode_all
 from streamer.settings import EventSettings
 
 __all__ = [
@@ -69,5 +69,4 @@ __all__ = [
     "Reason",
     "encode",
     "encode_all",
-    "encode_item",
 ]

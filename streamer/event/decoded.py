@@ -5,9 +5,9 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from itertools import compress
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from streamer.dead_letters.base import (
     KEPT_KEY_BYTES,
@@ -34,7 +34,35 @@ TITLE = "title"
 
 
 @dataclass(slots=True)
-class Decoded:
+class EventColumns:
+    """Valid events as columns of equal length."""
+
+    users: list[str] = field(default_factory=list)
+    items: list[str] = field(default_factory=list)
+    timestamps_s: list[float] = field(default_factory=list)
+    user_features: FeatureColumn | None = None  # None: no event has any
+    item_features: FeatureColumn | None = None
+    offsets: list[int] = field(default_factory=list)  # of each event's record
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    def __bool__(self) -> bool:
+        """Without events they count too: there are letters, or positions to move."""
+        return True
+
+    def closed(self) -> Self:
+        """The columns, when all events are in them."""
+        self.user_features = none_if_empty(self.user_features or [])
+        self.item_features = none_if_empty(self.item_features or [])
+        return self
+
+
+COLUMNS = tuple(column.name for column in fields(EventColumns))
+
+
+@dataclass(slots=True)
+class Decoded(EventColumns):
     """What one chunk became, in the chunk's order: its events as columns, its records
     as running totals.
 
@@ -43,17 +71,7 @@ class Decoded:
     can move past it.
     """
 
-    partition: Partition
-
-    # one entry an event
-    users: list[str] = field(default_factory=list)
-    items: list[str] = field(default_factory=list)
-    timestamps_s: list[float] = field(default_factory=list)
-    user_features: FeatureColumn | None = None  # None: no event of the chunk has any
-    item_features: FeatureColumn | None = None
-    offsets: list[int] = field(
-        default_factory=list
-    )  # of the event's record; equal neighbours share a record
+    partition: Partition = field(kw_only=True)
 
     # one entry a record; each total includes the record itself
     record_offsets: list[int] = field(default_factory=list)
@@ -62,13 +80,6 @@ class Decoded:
     letters_upto: list[int] = field(default_factory=list)
 
     letters: list[DeadLetter] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def __bool__(self) -> bool:
-        """A chunk without events counts too: it has letters, or moves positions."""
-        return True
 
     @property
     def filtered(self) -> int:
@@ -80,10 +91,68 @@ class Decoded:
         """How many events the chunk held, whatever became of them."""
         return len(self) + self.filtered + len(self.letters)
 
-    @property
-    def next_offset(self) -> int | None:
-        """The position after the chunk's last record; None if the chunk has no record."""
-        return self.record_offsets[-1] + 1 if self.record_offsets else None
+    def add(self, rows: Rows, offsets: Sequence[int]) -> None:
+        """Append valid events, with the offset of each one's record."""
+        self.users += rows.users
+        self.items += rows.items
+        self.timestamps_s += rows.timestamps_s
+        self.user_features += rows.user_features  # type: ignore[operator]
+        self.item_features += rows.item_features  # type: ignore[operator]
+        self.offsets += offsets
+
+    def add_letter(
+        self,
+        chunk: Chunk,
+        record: int,
+        problem: Invalid,
+        value: bytes | None,
+        index: int | None = None,
+    ) -> None:
+        """Append a dead letter of the chunk's record number `record`."""
+        key = chunk.keys[record]
+        if value and problem.reason is Reason.RECORD_TOO_LARGE:
+            value = value[:KEPT_VALUE_BYTES]
+        letter = DeadLetter(
+            problem.reason,
+            problem.detail,
+            *chunk.partition,
+            chunk.offsets[record],
+            chunk.timestamps_ms[record],
+            key and key[:KEPT_KEY_BYTES],
+            value,
+            index,
+        )
+        self.letters.append(letter)
+
+    def end_record(self, offset: int, filtered: int) -> None:
+        """All of a record is appended; `filtered` of its events were filtered."""
+        filtered_upto = self.filtered + filtered
+        self.filtered_upto.append(filtered_upto)
+        self.record_offsets.append(offset)
+        self.events_upto.append(len(self))
+        self.letters_upto.append(len(self.letters))
+
+    def add_plain_records(
+        self, rows: Rows, keep: list[bool] | None, offsets: list[int]
+    ) -> None:
+        """Append records of one valid event each, of which `keep` (None: all) are
+        kept.
+        """
+        events = len(self)
+        filtered = self.filtered
+        self.record_offsets += offsets
+        self.letters_upto += [len(self.letters)] * len(offsets)
+        if keep is None:
+            self.add(rows, offsets)
+            self.events_upto += range(events + 1, len(self) + 1)
+            self.filtered_upto += [filtered] * len(offsets)
+            return
+        self.add(rows.where(keep), list(compress(offsets, keep)))
+        for kept in keep:
+            events += kept
+            filtered += not kept
+            self.events_upto.append(events)
+            self.filtered_upto.append(filtered)
 
 
 class Rows(NamedTuple):
@@ -98,91 +167,6 @@ class Rows(NamedTuple):
     def where(self, keep: list[bool]) -> Rows:
         """Only the events that are to be kept."""
         return Rows._make(list(compress(column, keep)) for column in self)
-
-
-class Writer:
-    """Builds the `Decoded` of a chunk, record by record and in order."""
-
-    def __init__(self, chunk: Chunk) -> None:
-        self.chunk = chunk
-        self._out = Decoded(chunk.partition)
-        self._user_features: FeatureColumn = []
-        self._item_features: FeatureColumn = []
-
-    def events(self, rows: Rows, offsets: Sequence[int]) -> None:
-        """Append valid events, with the offset of each one's record."""
-        out = self._out
-        out.users += rows.users
-        out.items += rows.items
-        out.timestamps_s += rows.timestamps_s
-        self._user_features += rows.user_features
-        self._item_features += rows.item_features
-        out.offsets += offsets
-
-    def letter(
-        self,
-        record: int,
-        problem: Invalid,
-        value: bytes | None,
-        index: int | None = None,
-    ) -> None:
-        """Append a dead letter of the chunk's record number `record`."""
-        chunk = self.chunk
-        key = chunk.keys[record]
-        if value and problem.reason is Reason.RECORD_TOO_LARGE:
-            value = value[:KEPT_VALUE_BYTES]
-        letter = DeadLetter(
-            problem.reason,
-            problem.detail,
-            *chunk.partition,
-            chunk.offsets[record],
-            chunk.timestamps_ms[record],
-            key and key[:KEPT_KEY_BYTES],
-            value,
-            index,
-        )
-        self._out.letters.append(letter)
-
-    def end_record(self, record: int, filtered: int) -> None:
-        """All of a record is appended; `filtered` of its events were filtered."""
-        out = self._out
-        filtered_upto = out.filtered + filtered
-        out.filtered_upto.append(filtered_upto)
-        out.record_offsets.append(self.chunk.offsets[record])
-        out.events_upto.append(len(out.users))
-        out.letters_upto.append(len(out.letters))
-
-    def plain_records(
-        self, rows: Rows, keep: list[bool] | None, start: int, stop: int
-    ) -> None:
-        """Append records `start` to `stop`, one valid event each, of which `keep`
-        (None: all) are kept.
-        """
-        out = self._out
-        offsets = self.chunk.offsets[start:stop]
-        events = len(out)
-        filtered = out.filtered
-        if keep is None:
-            self.events(rows, offsets)
-            first = events + 1
-            out.events_upto += range(first, first + len(offsets))
-            out.filtered_upto += [filtered] * len(offsets)
-        else:
-            kept_offsets = list(compress(offsets, keep))
-            self.events(rows.where(keep), kept_offsets)
-            for kept in keep:
-                events += kept
-                filtered += not kept
-                out.events_upto.append(events)
-                out.filtered_upto.append(filtered)
-        out.record_offsets += offsets
-        out.letters_upto += [len(out.letters)] * len(offsets)
-
-    def finish(self) -> Decoded:
-        """The whole chunk."""
-        self._out.user_features = none_if_empty(self._user_features)
-        self._out.item_features = none_if_empty(self._item_features)
-        return self._out
 
 
 def none_if_empty(column: FeatureColumn) -> FeatureColumn | None:

@@ -17,7 +17,6 @@ from streamer.event.decoded import (
     FeatureColumn,
     Features,
     Rows,
-    Writer,
 )
 from streamer.event.fields import Invalid
 from streamer.settings import FIELDS, EventSettings
@@ -84,7 +83,7 @@ class EventDecoder:
         """Decode, filter and validate every record of a chunk. Never raises for what
         the records hold.
         """
-        writer = Writer(chunk)
+        out = Decoded(partition=chunk.partition, user_features=[], item_features=[])
         is_catalogue = self._is_catalogue(chunk)
         decode_one = self._decode_one
         max_bytes = self.settings.max_record_bytes
@@ -102,30 +101,29 @@ class EventDecoder:
             if event is not None:
                 run.append(event)
                 continue
-            self._write_run(writer, run, record)
-            self._write_record(writer, record)
+            self._add_run(out, chunk, run, record)
+            self._add_record(out, chunk, record)
             run = []
-        self._write_run(writer, run, len(chunk.values))
-        return writer.finish()
+        self._add_run(out, chunk, run, len(chunk.values))
+        return out.closed()
 
     def _is_catalogue(self, chunk: Chunk) -> bool:
         return chunk.partition.topic == self._catalogue_topic
 
     # -- the fast reading
 
-    def _write_run(self, writer: Writer, run: list[Any], stop: int) -> None:
-        """Write the records before `stop`, one event each; if something is wrong after
+    def _add_run(self, out: Decoded, chunk: Chunk, run: list[Any], stop: int) -> None:
+        """Add the records before `stop`, one event each; if something is wrong after
         all, one by one.
         """
         start = stop - len(run)
         try:
-            times_ms = writer.chunk.timestamps_ms[start:stop]
-            rows = self._columns(run, times_ms)
+            rows = self._columns(run, chunk.timestamps_ms[start:stop])
         except Invalid:
             for record in range(start, stop):
-                self._write_record(writer, record)
+                self._add_record(out, chunk, record)
         else:
-            writer.plain_records(rows, self._kept(run), start, stop)
+            out.add_plain_records(rows, self._kept(run), chunk.offsets[start:stop])
 
     def _columns(self, events: list[Any], record_times_ms: Sequence[int]) -> Rows:
         """The columns of events that the strict Struct accepted; `Invalid` if one
@@ -179,42 +177,40 @@ class EventDecoder:
 
     # -- the slow reading
 
-    def _write_record(self, writer: Writer, record: int) -> None:
-        """Write a record that is no plain event: an array, or something wrong."""
-        value = writer.chunk.values[record]
+    def _add_record(self, out: Decoded, chunk: Chunk, record: int) -> None:
+        """Add a record that is no plain event: an array, or something wrong."""
+        value = chunk.values[record]
         limit = self.settings.max_record_bytes
         filtered = 0
         try:
             if not value:
-                self._write_deletion(writer, record)
+                self._add_deletion(out, chunk, record)
             elif len(value) > limit:
                 text = f"the record has {len(value)} bytes, more than {limit}; kept: {KEPT_VALUE_BYTES} at most"
                 raise Invalid(Reason.RECORD_TOO_LARGE, text)
             elif value.lstrip(_WHITE).startswith(b"["):
-                filtered = self._write_array(writer, record, value)
+                for index, element in enumerate(self._elements(value)):
+                    filtered += self._add_event(out, chunk, record, element, index)
             else:
-                filtered = self._write_element(writer, record, value, index=None)
+                filtered = self._add_event(out, chunk, record, value)
         except Invalid as problem:
-            writer.letter(record, problem, value)
-        writer.end_record(record, filtered)
+            out.add_letter(chunk, record, problem, value)
+        out.end_record(chunk.offsets[record], filtered)
 
-    def _write_deletion(self, writer: Writer, record: int) -> None:
-        """Write a record of the catalogue that has a key alone, as compaction of a
-        topic wants it.
+    def _add_deletion(self, out: Decoded, chunk: Chunk, record: int) -> None:
+        """Add a record of the catalogue that has a key alone, as compaction of a topic
+        wants it.
         """
-        key = writer.chunk.keys[record]
-        if not key or not self._is_catalogue(writer.chunk):
+        key = chunk.keys[record]
+        if not key or not self._is_catalogue(chunk):
             raise Invalid(Reason.NULL_VALUE, "the record has no value")
         item = key.decode(errors="replace")
         self._check_id_length([item])
-        time_s = fields.seconds(None, writer.chunk.timestamps_ms[record])
-        offset = writer.chunk.offsets[record]
-        writer.events(_about_item(item, time_s, None), [offset])
+        time_s = fields.seconds(None, chunk.timestamps_ms[record])
+        out.add(_about_item(item, time_s, None), [chunk.offsets[record]])
 
-    def _write_array(self, writer: Writer, record: int, value: bytes) -> int:
-        """Write the events of an array, the good apart from the bad; return how many
-        were filtered.
-        """
+    def _elements(self, value: bytes) -> list[bytes]:
+        """The elements of an array, as they stand."""
         elements = [bytes(element) for element in _decoded(_decode_elements, value)]
         if not elements:
             raise Invalid(Reason.EMPTY_ARRAY, "the record is an array without events")
@@ -222,25 +218,26 @@ class EventDecoder:
         if len(elements) > limit:
             text = f"the record has {len(elements)} events, more than {limit}"
             raise Invalid(Reason.TOO_MANY_EVENTS, text)
-        filtered = 0
-        for index, element in enumerate(elements):
-            filtered += self._write_element(writer, record, element, index)
-        return filtered
+        return elements
 
-    def _write_element(
-        self, writer: Writer, record: int, value: bytes, index: int | None
+    def _add_event(
+        self,
+        out: Decoded,
+        chunk: Chunk,
+        record: int,
+        value: bytes,
+        index: int | None = None,
     ) -> int:
-        """Write one event or its letter; return 1 if it was filtered, else 0."""
+        """Add one event or its letter; return 1 if it was filtered, else 0."""
         try:
-            time_ms = writer.chunk.timestamps_ms[record]
-            is_catalogue = self._is_catalogue(writer.chunk)
-            rows = self._read(value, time_ms, is_catalogue)
+            time_ms = chunk.timestamps_ms[record]
+            rows = self._read(value, time_ms, self._is_catalogue(chunk))
         except Invalid as problem:
-            writer.letter(record, problem, value, index)
+            out.add_letter(chunk, record, problem, value, index)
             return 0
         if rows is None:
             return 1
-        writer.events(rows, [writer.chunk.offsets[record]])
+        out.add(rows, [chunk.offsets[record]])
         return 0
 
     def _read(

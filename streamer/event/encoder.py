@@ -31,7 +31,7 @@ _encode_lines = msgspec.json.Encoder().encode_lines
 
 
 def encode(
-    user_id: str | int,
+    user_id: str | int | None,
     item_id: str | int,
     timestamp: float | str | datetime | None = None,
     *,
@@ -39,16 +39,18 @@ def encode(
     item_features: Features | None = None,
     event_type: str | int | None = None,
     rating: float | None = None,
+    title: str | None = None,
+    deleted: bool = False,
 ) -> bytes:
     """Write an event as a record's value, by our own field names; what is None is left
-    out.
+    out. A catalogue event has no user.
 
     Raises `ValueError` if a number is not finite (JSON has none such), or a text cannot
     be UTF-8.
     """
     _check_finite([timestamp, rating])
-    _check_finite((user_features or {}).values())
-    _check_finite((item_features or {}).values())
+    for features in (user_features, item_features):
+        _check_finite((features or {}).values())
     event = _Wire(
         user_id,
         item_id,
@@ -57,29 +59,8 @@ def encode(
         item_features,
         event_type,
         rating,
-    )
-    return _encode(event)
-
-
-def encode_item(
-    item_id: str | int,
-    timestamp: float | str | datetime | None = None,
-    *,
-    item_features: Features | None = None,
-    title: str | None = None,
-    deleted: bool = False,
-    event_type: str | int | None = None,
-) -> bytes:
-    """Write a catalogue event as a record's value, as `encode` writes events."""
-    _check_finite([timestamp])
-    _check_finite((item_features or {}).values())
-    event = _Wire(
-        item_id=item_id,
-        timestamp=timestamp,
-        item_features=item_features or None,
-        event_type=event_type,
-        title=title,
-        deleted=deleted,
+        title,
+        deleted,
     )
     return _encode(event)
 

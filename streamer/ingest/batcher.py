@@ -18,35 +18,20 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple
 
 from streamer.dead_letters.base import DeadLetter
-from streamer.event.decoded import NO_USER, Decoded, FeatureColumn, none_if_empty
+from streamer.event.decoded import COLUMNS, NO_USER, Decoded, EventColumns
 from streamer.sources.base import Partition
 
 CATALOGUE_AGE_S = 0.1
 """What the catalogue says of items is not trained, so a larger batch of nothing else is
 worth no longer wait.
 """
-MAX_FILTERED = 1_000_000
-"""Filtered events that fill a batch; they cost no memory."""
-MAX_LETTER_BYTES = 16 << 20
-"""Bytes of dead letters that fill a batch."""
-
-Amount = NDArray[np.int64]
-"""[3] events, filtered events, and bytes of dead letters."""
-
-COLUMNS = (
-    "users",
-    "items",
-    "timestamps_s",
-    "user_features",
-    "item_features",
-    "offsets",
-)
+MAX_UNTRAINED_BYTES = 16 << 20
+"""Bytes of dead letters and filtered events that fill a batch."""
+FILTERED_BYTES = 16
+"""What a filtered event is taken to weigh."""
 
 
 class Origin(NamedTuple):
@@ -60,18 +45,10 @@ class Origin(NamedTuple):
 
 
 @dataclass(slots=True)
-class MicroBatch:
+class MicroBatch(EventColumns):
     """What is trained in one step. It may have positions and no events: then there is
     nothing to train.
     """
-
-    # one entry an event
-    users: list[str] = field(default_factory=list)
-    items: list[str] = field(default_factory=list)
-    timestamps_s: list[float] = field(default_factory=list)
-    user_features: FeatureColumn | None = None  # None: no event has any
-    item_features: FeatureColumn | None = None
-    offsets: list[int] = field(default_factory=list)
 
     origins: list[Origin] = field(
         default_factory=list
@@ -96,21 +73,6 @@ class MicroBatch:
         None  # in a group: its events of the catalogue, if it does not hold them
     )
 
-    def __len__(self) -> int:
-        return len(self.users)
-
-    def __bool__(self) -> bool:
-        """A batch without events counts too: `while batch := batcher.take()` must not
-        lose its positions.
-        """
-        return True
-
-    def closed(self) -> MicroBatch:
-        """The batch, when all its records are in it."""
-        self.user_features = none_if_empty(self.user_features or [])
-        self.item_features = none_if_empty(self.item_features or [])
-        return self
-
     @property
     def learned(self) -> int:
         """How many of its events are trained."""
@@ -118,18 +80,17 @@ class MicroBatch:
 
     def only(self, events: Sequence[int]) -> MicroBatch:
         """Some of its events, ascending, without all that is not an event."""
-        columns = {name: getattr(self, name) for name in COLUMNS}
-        some: dict[str, Any] = {
-            name: column and [column[k] for k in events]
-            for name, column in columns.items()
-        }
-        origins = []
+        some = MicroBatch()
+        for name in COLUMNS:
+            column = getattr(self, name)
+            if column:  # one that a program made has no offsets
+                setattr(some, name, [column[k] for k in events])
         for partition, start, stop in self.origins:
             first = bisect_left(events, start)
             last = bisect_left(events, stop)
             if last > first:
-                origins.append(Origin(partition, first, last))
-        return MicroBatch(**some, origins=origins)
+                some.origins.append(Origin(partition, first, last))
+        return some
 
     @property
     def consumed(self) -> int:
@@ -138,7 +99,11 @@ class MicroBatch:
 
 
 class _QueuedChunk:
-    """A decoded chunk, of which the records before `start` are in batches already."""
+    """A decoded chunk, of which the records before `start` are in batches already.
+
+    `events`, `filtered`, `letters` and `untrained_bytes` are totals before each record,
+    and after the last.
+    """
 
     def __init__(self, decoded: Decoded, arrived_s: float, lost: int) -> None:
         self.decoded = decoded
@@ -148,12 +113,12 @@ class _QueuedChunk:
         self.end = len(decoded.record_offsets)
         self.events = [0, *decoded.events_upto]
         self.filtered = [0, *decoded.filtered_upto]
-        self.letters = letter_bytes = [0, *decoded.letters_upto]
+        self.letters = [0, *decoded.letters_upto]
+        self.untrained_bytes = [FILTERED_BYTES * count for count in self.filtered]
         if decoded.letters:
             sizes = [0, *accumulate(letter.size for letter in decoded.letters)]
-            letter_bytes = [sizes[count] for count in self.letters]
-        self._totals = np.array((self.events, self.filtered, letter_bytes))
-        """[3, R + 1] what counts towards a full batch, before each record."""
+            for record, count in enumerate(self.letters):
+                self.untrained_bytes[record] += sizes[count]
         self.is_catalogue = bool(decoded.users) and all(
             user == NO_USER for user in decoded.users
         )
@@ -166,19 +131,18 @@ class _QueuedChunk:
             for column in (self.events, self.filtered, self.letters)
         )
 
-    def amount(self, start: int, stop: int) -> Amount:
-        """What the records `start` to `stop` amount to."""
-        amount: Amount = self._totals[:, stop] - self._totals[:, start]
-        return amount
-
-    def stop(self, room: Amount) -> int:
-        """Where the queued records end that just take up the room, or all of them if
+    def stop(self, events: int, untrained_bytes: int) -> int:
+        """Where the queued records end that just take up this room, or all of them if
         they do not.
         """
-        taken = self._totals[:, self.start + 1 :] - self._totals[:, self.start, None]
-        is_full = (taken >= room[:, None]).any(0)  # [R]
-        full_at = int(is_full.argmax()) if is_full.any() else len(is_full) - 1
-        return self.start + 1 + full_at
+        start = self.start
+        full_events = self.events[start] + events
+        full_bytes = self.untrained_bytes[start] + untrained_bytes
+        return min(
+            bisect_left(self.events, full_events, lo=start + 1),
+            bisect_left(self.untrained_bytes, full_bytes, lo=start + 1),
+            self.end,
+        )
 
 
 class Batcher:
@@ -186,9 +150,8 @@ class Batcher:
 
     A batch is full with `batch_size` events, and never splits a record: one with more
     events makes a larger batch. To go on where hardly anything is trained, it is also
-    full with `MAX_FILTERED` filtered events or `MAX_LETTER_BYTES` of dead letters. A
-    batch that is not full closes by the age of its oldest record; one of catalogue
-    events alone, early.
+    full with `MAX_UNTRAINED_BYTES` of what is not trained. A batch that is not full
+    closes by the age of its oldest record; one of catalogue events alone, early.
 
     Args:
         batch_size: events that fill a batch.
@@ -203,49 +166,48 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.batch_size = batch_size
-        self._full = np.array((batch_size, MAX_FILTERED, MAX_LETTER_BYTES))
         self._max_age_s = max_age_s
         self._clock = clock
         self._queue: deque[_QueuedChunk] = deque()
-        self._queued: Amount = np.zeros_like(self._full)
+        self._queued_events = 0
+        self._untrained_bytes = 0
 
     @property
     def queued_events(self) -> int:
         """How many events wait to be trained."""
-        return int(self._queued[0])
+        return self._queued_events
 
     @property
     def oldest_s(self) -> float | None:
         """When the oldest record that waits came, by the clock; None if none waits."""
         return self._queue[0].arrived_s if self._queue else None
 
-    @property
-    def _is_full(self) -> bool:
-        return bool((self._queued >= self._full).any())
-
     def has_room(self, max_events: int) -> bool:
         """Whether fewer than `max_events` wait, and less than fills a batch of what is
         not trained.
         """
-        is_full = (self._queued[1:] >= self._full[1:]).any()
-        return self.queued_events < max_events and not is_full
+        return not self._is_full(max_events)
 
-    def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
-        """Take a decoded chunk; `now_s` is when it came, by the clock, if not now. For
-        `lost` see `Chunk`.
-        """
+    def _is_full(self, events: int) -> bool:
+        has_bytes = self._untrained_bytes >= MAX_UNTRAINED_BYTES
+        return has_bytes or self._queued_events >= events
+
+    def add(self, decoded: Decoded, lost: int = 0) -> None:
+        """Take a decoded chunk; for `lost` see `Chunk`."""
         if decoded.record_offsets:
-            arrived_s = self._clock() if now_s is None else now_s
-            chunk = _QueuedChunk(decoded, arrived_s, lost)
+            chunk = _QueuedChunk(decoded, self._clock(), lost)
             self._queue.append(chunk)
-            self._queued = self._queued + chunk.amount(0, chunk.end)
+            self._queued_events += chunk.events[-1]
+            self._untrained_bytes += chunk.untrained_bytes[-1]
 
     def take(self) -> MicroBatch | None:
         """Return the next batch that is full or old enough, or None. Call again until
         None.
         """
         deadline = self.next_deadline()
-        if deadline is None or (not self._is_full and self._clock() < deadline):
+        if deadline is None:
+            return None
+        if not self._is_full(self.batch_size) and self._clock() < deadline:
             return None
         return self.flush()
 
@@ -256,11 +218,12 @@ class Batcher:
         if not self._queue:
             return None
         batch = MicroBatch(user_features=[], item_features=[])
-        room = self._full
-        while self._queue and (room > 0).all():
+        room_bytes = MAX_UNTRAINED_BYTES
+        while self._queue and len(batch) < self.batch_size and room_bytes > 0:
             chunk = self._queue[0]
-            stop = chunk.stop(room)
-            room = room - chunk.amount(chunk.start, stop)
+            stop = chunk.stop(self.batch_size - len(batch), room_bytes)
+            room_bytes += chunk.untrained_bytes[chunk.start]
+            room_bytes -= chunk.untrained_bytes[stop]
             self._move(batch, chunk, stop)
         return batch.closed()
 
@@ -288,11 +251,19 @@ class Batcher:
         """Move the first records of the oldest chunk into a batch."""
         arrived_s = chunk.arrived_s
         batch.arrived_s = min(batch.arrived_s or arrived_s, arrived_s)
-        self._queued = self._queued - chunk.amount(chunk.start, stop)
         _append(batch, chunk, chunk.start, stop)
-        chunk.start = stop
+        self._take_off(chunk, stop)
         if stop == chunk.end:
             self._queue.popleft()
+
+    def _take_off(self, chunk: _QueuedChunk, stop: int) -> None:
+        """Note that the records up to `stop` of a chunk do not wait any more."""
+        start = chunk.start
+        self._queued_events -= chunk.events[stop] - chunk.events[start]
+        self._untrained_bytes -= (
+            chunk.untrained_bytes[stop] - chunk.untrained_bytes[start]
+        )
+        chunk.start = stop
 
     def drop(self, partitions: Collection[Partition]) -> int:
         """Drop all that is queued of these partitions, and return how many events that
@@ -306,8 +277,8 @@ class Batcher:
         dropped = 0
         for chunk in queue:
             if chunk.decoded.partition in partitions:
-                self._queued = self._queued - chunk.amount(chunk.start, chunk.end)
                 dropped += chunk.consumed
+                self._take_off(chunk, chunk.end)
             else:
                 self._queue.append(chunk)
         return dropped
@@ -317,7 +288,7 @@ class Batcher:
         more is added.
         """
         arrived_s = self.oldest_s
-        if arrived_s is None or self._is_full:
+        if arrived_s is None or self._is_full(self.batch_size):
             return arrived_s
         if self._max_age_s is None:
             return None
@@ -346,14 +317,7 @@ def _append(batch: MicroBatch, chunk: _QueuedChunk, start: int, stop: int) -> No
     ):
         begin = batch.origins.pop().start
     batch.origins.append(Origin(decoded.partition, begin, len(batch) + last - first))
-    absent: FeatureColumn = [None] * (last - first)
-    batch.user_features += (
-        decoded.user_features[first:last] if decoded.user_features else absent
-    )  # type: ignore
-    batch.item_features += (
-        decoded.item_features[first:last] if decoded.item_features else absent
-    )  # type: ignore
-    batch.users += decoded.users[first:last]
-    batch.items += decoded.items[first:last]
-    batch.timestamps_s += decoded.timestamps_s[first:last]
-    batch.offsets += decoded.offsets[first:last]
+    absent = [None] * (last - first)
+    for name in COLUMNS:
+        column = getattr(decoded, name)
+        getattr(batch, name).extend(column[first:last] if column else absent)

@@ -31,6 +31,11 @@ class PartitionOffsets:
     assigned: bool = False
     releasing: bool = False  # not ours any more, but held back until its position is saved and committed
 
+    @property
+    def may_commit(self) -> bool:
+        """Whether we read it, or did until now."""
+        return (self.assigned or self.releasing) and self.started is not None
+
 
 class OffsetSnapshot(NamedTuple):
     """What a checkpoint holds of the stream; it belongs to what is trained between two
@@ -111,12 +116,7 @@ class OffsetLedger:
             if getattr(at, "topic_id", "") not in ("", offsets.topic_id):
                 continue
             offsets.checkpointed = int(at)
-            ours = (
-                (offsets.assigned or offsets.releasing)
-                and offsets.started is not None
-                and at >= offsets.started
-            )
-            if ours:
+            if offsets.may_commit and at >= (offsets.started or 0):
                 offsets.saved = int(at)
 
     def take_commit(
@@ -129,12 +129,10 @@ class OffsetLedger:
         next would resume after what is committed; and if we died before the other
         trainers had heard of the events before it, they never would.
         """
-        ours = [
-            (p, o)
-            for p, o in self._partitions.items()
-            if (o.assigned or o.releasing) and o.started is not None
-        ]
-        saved = {p: offsets.saved for p, offsets in ours if offsets.saved is not None}
+        saved: dict[Partition, int] = {}
+        for partition, offsets in self._partitions.items():
+            if offsets.may_commit and offsets.saved is not None:
+                saved[partition] = offsets.saved
         commit: dict[Partition, int] = {}
         for partition, offset in acknowledged(saved).items() if saved else ():
             offsets = self._partitions[partition]

@@ -23,7 +23,6 @@ def refresh_cache(
     method = state.trainer.method
     if not method.resamples:
         return
-    state.occurrence.step()
     state.changes.mark("items", items)
     if counted:
         state.occurrence.add(items, counts)

@@ -40,63 +40,28 @@ class Eviction:
         """Retire ids over the limits and ids past their TTL, a few thousand at once."""
         settings = self._state.settings
         limits = self._state.limits
-        self._evict(
-            "users",
-            limits.users,
-            _margin(limits.users),
-            settings.user_ttl_s,
-        )
-        self._evict(
-            "items",
-            limits.items,
-            _margin(limits.items),
-            settings.item_ttl_s,
-        )
+        self._evict("users", limits.users, settings.user_ttl_s)
+        self._evict("items", limits.items, settings.item_ttl_s)
+        for kind in self._state.category_kinds:
+            self._evict(kind, limits.categories)
 
-        # retiring a category looks at all rows of a side, so more of them go at once
-        for side, vocabularies in self._state.categories.items():
-            for name in vocabularies:
-                margin = limits.categories // 8
-                self._evict(f"{side}.{name}", limits.categories, margin)
-
-        self._trim_clock()
-
-    def _evict(
-        self,
-        kind: str,
-        limit: int,
-        margin: int,
-        ttl_s: float = 0.0,
-    ) -> None:
-        recency = self._state.by_kind[kind]["recency"]
-        clock = self._state.clock
-        over = len(self._state.vocabulary(kind)) - limit
-        oldest = recency.step_of_oldest
+    def _evict(self, kind: str, limit: int, ttl_s: float = 0.0) -> None:
+        state = self._state
+        recency = state.by_kind[kind]["recency"]
+        over = len(state.vocabulary(kind)) - limit
         if over > 0:
+            # beyond those over the limit, so that not every step evicts
+            margin = min(limit // 64, MAX_AT_ONCE)
+            if kind in state.category_kinds:
+                # retiring a category looks at all rows of a side
+                margin = limit // 8
             rows = recency.oldest(over + margin)
-            last_step = int(recency.last_steps(rows[-1:])[0])
-            self.evicted_age_s[kind] = clock.now_s - clock.time_of(last_step)
+            self.evicted_age_s[kind] = int(state.ages_s(kind, rows)[-1])
             self.retire(kind, rows, "limit")
-        elif ttl_s and oldest is not None and self._is_past(ttl_s, oldest):
+        elif ttl_s and state.age_s(kind) > ttl_s:
             rows = recency.oldest(MAX_AT_ONCE)
-            steps = recency.last_steps(rows).tolist()
-            past = [self._is_past(ttl_s, step) for step in steps]
+            past = state.ages_s(kind, rows) > ttl_s
             self.retire(kind, rows[past], "ttl")
-
-    def _is_past(self, ttl_s: float, step: int) -> bool:
-        clock = self._state.clock
-        return clock.time_of(step) + ttl_s < clock.now_s
-
-    def _trim_clock(self) -> None:
-        """Forget the times of steps in which no id was seen last."""
-        oldest = []
-        for parts in self._state.by_kind.values():
-            if "recency" not in parts:
-                continue
-            step = parts["recency"].step_of_oldest
-            if step is not None:
-                oldest.append(step)
-        self._state.clock.forget_before(min(oldest, default=0))
 
     def retire_items(self, ids: Sequence[str]) -> None:
         """Retire items that were deleted; unknown ones are ignored."""
@@ -188,8 +153,3 @@ class Eviction:
         if len(rows):
             for hook in self.on_reuse:
                 hook(kind, rows)
-
-
-def _margin(limit: int) -> int:
-    """Ids that go beyond those over the limit, so that not every step evicts."""
-    return min(limit // 64, MAX_AT_ONCE)

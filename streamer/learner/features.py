@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -131,14 +131,17 @@ class Features:
 
     def are_used(self, side: str) -> bool:
         """Whether the tower of a side has any feature."""
-        wanted = getattr(self._state.trainer.model, side).settings
+        wanted = self._tower(side).settings
         return bool(wanted.categorical or wanted.numeric)
+
+    def _tower(self, side: str) -> Any:
+        return getattr(self._state.trainer.model, side)
 
     def of_rows(self, side: str, rows: Rows, features: FeatureColumn) -> RowFeatures:
         """Features that events give to rows; of two events, the later one counts. New
         categories get a code.
         """
-        wanted = getattr(self._state.trainer.model, side).settings
+        wanted = self._tower(side).settings
         by_row = _merged(rows, features)
         given = list(by_row.values())
         codes = np.zeros((len(given), len(wanted.categorical)), np.int64)
@@ -151,16 +154,11 @@ class Features:
                 if value != "":
                     at.append(k)
                     values.append(str(value))
-            codes[at, c] = self._codes(f"{side}.{name}", values)
+            codes[at, c] = self._state.rows_of(f"{side}.{name}", values)
         for c, name in enumerate(wanted.numeric):
             numbers[:, c] = [_number(of_row.get(name, math.nan)) for of_row in given]
         own_rows = np.fromiter(by_row, np.int64, len(by_row))
         return RowFeatures(own_rows, codes, numbers)
-
-    def _codes(self, kind: str, values: list[str]) -> Rows:
-        state = self._state
-        vocabulary = state.vocabulary(kind)
-        return vocabulary.rows(values, lambda free: state.changes.mark(kind, free))
 
     def put(self, side: str, given: RowFeatures, sample: Floats | None = None) -> None:
         """Remember the features of rows.
@@ -171,14 +169,14 @@ class Features:
             sample: numbers that the scale of each feature learns from, if they are not
                 those of the rows.
         """
-        tower = getattr(self._state.trainer.model, side)
-        known = tower.codes(given.rows)
+        tower = self._tower(side)
+        known = tower.features.codes(given.rows)
         codes = np.where(given.codes > 0, given.codes, known)
         tower.features.set(given.rows, codes, given.numbers, sample)
 
     def mark_categories_seen(self, side: str, codes: Rows) -> None:
         """Note that events have these categories [B, C]."""
-        names = self._state.categories[side]
+        names = self._tower(side).settings.categorical
         for name, of_feature in zip(names, codes.T, strict=True):
             self._state.mark_seen(f"{side}.{name}", of_feature[of_feature > 0])
 
@@ -190,7 +188,7 @@ class Features:
         numbers = [_number(features.get(name, math.nan)) for name in wanted.numeric]
         codes = []
         for name in wanted.categorical:
-            vocabulary = self._state.categories["user"][name]
+            vocabulary = self._state.vocabulary(f"user.{name}")
             category = str(features.get(name, ""))
             codes.append(vocabulary.row_of(category) or 0)
         given = np.array([numbers], np.float32).reshape(1, -1)

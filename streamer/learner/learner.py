@@ -35,7 +35,7 @@ from streamer.model.settings import LearnerSettings
 from streamer.model.step import StepResult
 from streamer.recommender import Recommendation, Recommender
 from streamer.settings import PipelineSettings
-from streamer.snapshot import Checkpoint, CheckpointStore
+from streamer.snapshot import Checkpoint, CheckpointStore, SnapshotDirectory
 
 
 class Learner:
@@ -145,7 +145,7 @@ class Learner:
         Raises:
             CheckpointError: there is none, or none that this version can read.
         """
-        checkpoint = CheckpointStore(directory, readonly=True).load()
+        checkpoint = SnapshotDirectory(directory).load()
         if checkpoint is None:
             raise CheckpointError(f"there is no checkpoint in {directory}")
         return cls.from_checkpoint(checkpoint, device)
@@ -236,7 +236,7 @@ class Learner:
         )
         state.changes.mark("pairs", _paired(items, history))
         self.features.mark_categories_seen("user", codes)
-        item_codes = state.trainer.model.item.codes(items)
+        item_codes = state.trainer.model.item.features.codes(items)
         self.features.mark_categories_seen("item", item_codes)
         recent = self.candidates.recent_items(history)
         rows = Batch(_placed(users, own, len(items)), items, recent, times_s, codes)
@@ -321,7 +321,7 @@ class Learner:
 
     def _step_history(self, events: StepEvents, history: UserHistory) -> StepHistory:
         """The users of all events of the step, from the history of ours."""
-        codes = self.state.trainer.model.user.codes(events.users)
+        codes = self.state.trainer.model.user.features.codes(events.users)
         return StepHistory(history, events.users, codes)
 
     def _ranker_events(self, count: int) -> list[Rows]:

@@ -68,11 +68,6 @@ class State:
         self.titles = Titles()
         self.cold_items: Rows = np.empty(0, np.int64)
         """Items that the catalogue describes and nobody has had yet, ascending."""
-        self.categories = {
-            "user": _vocabularies(settings.user_tower.categorical),
-            "item": _vocabularies(settings.item_tower.categorical),
-        }
-        """Codes of categories, by side and feature."""
         history = settings.recent_items
         if settings.rerank:
             history = max(history, settings.history)
@@ -91,7 +86,7 @@ class State:
             clock=settings.hash_clock,
             seed=settings.seed,
         )
-        self.occurrence = Occurrence(settings.occurrence_half_life or None)
+        self.occurrence = Occurrence()
         self.cache: Rows = np.empty(0, np.int64)
         self.draws = np.random.default_rng([settings.seed, 2])
         self.clock = StepClock()
@@ -99,11 +94,11 @@ class State:
             kind: Admission(settings.admit_after) for kind in ("users", "items")
         }
         self.changes = self.trainer.changes
-        self.occurrence.before_rescaling = self._mark_all_items
         self.by_kind = _parts_by_kind(self)
-
-    def _mark_all_items(self) -> None:
-        self.changes.mark("items", self.rows("items"))
+        self.category_kinds = [
+            k for k in self.by_kind if k in self.trainer.model.tables
+        ]
+        """Kinds whose rows are codes of categories: `user.` or `item.` and a feature."""
 
     @property
     def popularity(self) -> PopularityEstimate:
@@ -137,7 +132,7 @@ class State:
     def mark_seen(self, kind: str, rows: Rows) -> None:
         """Note that rows are seen in this step."""
         self.changes.mark(kind, rows)
-        self.by_kind[kind]["recency"].mark_seen(rows, self.clock.step)
+        self.by_kind[kind]["recency"].mark_seen(rows, self.clock.stamp)
 
     def event_times(self, timestamps_s: list[float], size: int) -> Rows:
         """Seconds since the epoch; events without a time come a second after the one
@@ -214,10 +209,12 @@ class State:
         """How long ago, by event time, the id of a kind was seen that was not seen for
         longest.
         """
-        step = self.by_kind[kind]["recency"].step_of_oldest
-        if step is None:
-            return 0
-        return self.clock.now_s - self.clock.time_of(step)
+        oldest = self.by_kind[kind]["recency"].oldest(1)
+        return int(self.ages_s(kind, oldest).max(initial=0))
+
+    def ages_s(self, kind: str, rows: Rows) -> Rows:
+        """How long ago, by event time, rows of a kind were seen."""
+        return self.clock.ages_s(self.by_kind[kind]["recency"].last_seen(rows))
 
     # saving and restoring -------------------------------------------------------------
 
@@ -354,11 +351,6 @@ def _of(arrays: Arrays, name: str) -> Arrays:
     return found
 
 
-def _vocabularies(features: Sequence[str]) -> dict[str, Vocabulary]:
-    """Of each feature; code 0 stands for an unknown category."""
-    return {name: Vocabulary(first=1) for name in features}
-
-
 def _parts_by_kind(state: State) -> dict[str, dict[str, Any]]:
     """All parts whose state is kept by rows, by the kind of the rows."""
     model = state.trainer.model
@@ -386,13 +378,12 @@ def _parts_by_kind(state: State) -> dict[str, dict[str, Any]]:
         found[f"{side}s"] = parts
         if f"{side}.id" in model.tables:
             parts["table"] = model.tables[f"{side}.id"]
-        for name, vocabulary in state.categories[side].items():
+        for name in getattr(model, side).settings.categorical:
             kind = f"{side}.{name}"
-            table = model.tables[kind]
             found[kind] = {
-                "ids": vocabulary,
+                "ids": Vocabulary(first=1),  # code 0 stands for an unknown category
                 "recency": Recency(),
-                "table": table,
+                "table": model.tables[kind],
             }
     found["pairs"] = {"lists": state.candidate_features.co_occurrence}
     found["hash"] = {"slots": state.hashed}

@@ -63,6 +63,7 @@ class RankCheckpointer(Checkpointer):
 
     Args:
         group: the ranks.
+        seals: the reports of all ranks.
         store: where this rank writes; see `rank_store`.
         directory: where rank 0 does.
         every_s: see `Checkpointer`.
@@ -72,6 +73,7 @@ class RankCheckpointer(Checkpointer):
     def __init__(
         self,
         group: Group,
+        seals: CheckpointSeals,
         store: CheckpointStore,
         directory: Path,
         every_s: float | None = 60.0,
@@ -79,9 +81,8 @@ class RankCheckpointer(Checkpointer):
     ) -> None:
         super().__init__(store, every_s, every_events)
         self._group = group
+        self._seals = seals
         self._directory = directory
-        self.seals: CheckpointSeals | None = None
-        """The reports of all ranks; to be set before anything is saved."""
 
     # resuming --------------------------------------------------------------------------------------------------------
 
@@ -95,8 +96,8 @@ class RankCheckpointer(Checkpointer):
         number = 0
         if found is not None:
             number = found.number
-        said = np.array([number, self._store.generation])
-        number, self._group.generation = self._group.gather_equal(said)[0].tolist()
+        said = self._group.gather_values([number, self._store.generation])
+        number, self._group.generation = said[0]
         if self._group.rank == 0 or not number:
             return found
         return SnapshotDirectory(self._directory).load_number(number)
@@ -140,11 +141,9 @@ class RankCheckpointer(Checkpointer):
         Rank 0 seals it when all others have reported theirs; `done` is called when it
         has, on every rank.
         """
-        assert self.seals is not None
-        seals = self.seals
-        agreed = seals.agreed
+        agreed = self._seals.agreed
         if self._group.rank:
-            seals.when_sealed(agreed, done)
+            self._seals.when_sealed(agreed, done)
         super().save(
             learner,
             sharing,
@@ -154,11 +153,10 @@ class RankCheckpointer(Checkpointer):
         )
 
     def _report(self, agreed: int, safe: bool, done: Callable[[bool], None]) -> None:
-        assert self.seals is not None
         link = Link(-1, 0)
         if safe:
             link = self._store.links[-1].link
-        self.seals.report(Report(agreed, *link))
+        self._seals.report(Report(agreed, *link))
         if self._group.rank == 0:
             done(safe)
 
@@ -179,12 +177,10 @@ class RankCheckpointer(Checkpointer):
         """
         if self._group.rank:
             return chunks
-        assert self.seals is not None
-        seals = self.seals
-        agreed = seals.agreed
+        agreed = self._seals.agreed
 
         def sealed() -> Iterator[RowChunk]:
-            reports = seals.wait_for_reports(agreed)
+            reports = self._seals.wait_for_reports(agreed)
             if reports is None:
                 raise CaptureAbandoned(
                     "the group ended, or a newer state took its place"

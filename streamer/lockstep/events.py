@@ -1,7 +1,7 @@
 """The events of a step: each rank reads its own partitions, and every rank must know
 what all of them hold.
 
-Rows of items are the same everywhere, so numbers are exchanged; a raw id travels once,
+Rows of items are the same everywhere, so numbers are exchanged; a raw id travels only
 when its item is new. Users stay where their partition is: the others get to know what
 an event's user had before, as far as it is counted.
 """
@@ -71,9 +71,9 @@ class Step(NamedTuple):
 
 class _Message(msgspec.Struct, array_like=True):
     spans: list[Span]
-    rows: bytes  # int32 [b]; -1 - k for the k-th new id
+    rows: bytes  # int32 [b]; -1: the item is new
     times_s: bytes  # int64 [b]
-    new: list[str]
+    new: list[str]  # ids of the new items, by event
     features: list[Any] | None
     catalogue: list[CatalogueEvent]
     new_users: list[NewUser]
@@ -101,13 +101,10 @@ def gather_events(
         catalogue: our events of the catalogue.
         new_users: of our new users.
     """
-    missing = np.flatnonzero(rows < 0).tolist()
-    numbers, new = _numbered([items[place] for place in missing])
-    rows = rows.astype(np.int32)
-    rows[missing] = numbers
+    new = [items[place] for place in np.flatnonzero(rows < 0).tolist()]
     ours = _Message(
         spans,
-        rows.tobytes(),
+        rows.astype(np.int32).tobytes(),
         times_s.tobytes(),
         new,
         features,
@@ -118,82 +115,77 @@ def gather_events(
     return _together(group, messages)
 
 
-def _numbered(ids: Sequence[str]) -> tuple[list[int], list[str]]:
-    """-1 - k for the k-th of the distinct ids, and these."""
-    numbers: dict[str, int] = {}
-    for raw in ids:
-        numbers.setdefault(raw, -1 - len(numbers))
-    return [numbers[raw] for raw in ids], list(numbers)
-
-
 def _together(group: Group, messages: list[_Message]) -> Step:
     """Put the events of all ranks in the order of partitions."""
-    order, ranks, partitions = _order([message.spans for message in messages])
-    listed_rows: list[Rows] = []
-    listed_times: list[Rows] = []
-    listed_features: list[Any] = []
+    ranks, partitions = _order([message.spans for message in messages])
+    items = np.empty(len(ranks), np.int64)
+    times_s = np.empty(len(ranks), np.int64)
+    features: list[Sequence[Any]] = []
     catalogue: list[CatalogueEvent] = []
     new_users: list[NewUser] = []
-    for message in messages:
+    for rank, message in enumerate(messages):
+        is_of_rank = ranks == rank
         rows = np.frombuffer(message.rows, np.int32)
-        listed_rows.append(rows.astype(np.int64))
-        listed_times.append(np.frombuffer(message.times_s, np.int64))
-        listed_features += message.features or [None] * len(rows)
+        items[is_of_rank] = rows
+        times_s[is_of_rank] = np.frombuffer(message.times_s, np.int64)
+        features.append(message.features or [None] * len(rows))
         catalogue += message.catalogue
         new_users += message.new_users
 
-    items = np.concatenate(listed_rows)[order]
-    # new ids: of each rank by its own numbers so far
-    missing = np.flatnonzero(items < 0).tolist()
-    raw = []
-    for place in missing:
-        of_rank = messages[ranks[place]].new
-        raw.append(of_rank[-1 - items[place]])
-    numbers, new = _numbered(raw)
-    items[missing] = numbers
+    is_new = items < 0
+    numbers: dict[str, int] = {}
+    for place, raw in zip(
+        np.flatnonzero(is_new).tolist(),
+        _merged(ranks[is_new], [message.new for message in messages]),
+        strict=True,
+    ):
+        items[place] = numbers.setdefault(raw, -1 - len(numbers))
 
-    features = None
+    item_features = None
     if any(message.features is not None for message in messages):
-        features = [listed_features[place] for place in order.tolist()]
+        item_features = _merged(ranks, features)
     return Step(
         np.flatnonzero(ranks == group.rank),
         ranks,
-        group.part_of(partitions).astype(np.int64),
+        group.part_of(partitions),
         items,
-        np.concatenate(listed_times)[order],
-        features,
-        new,
+        times_s,
+        item_features,
+        list(numbers),
         sorted(catalogue, key=lambda event: event[:2]),
         new_users,
     )
 
 
-def _order(
-    spans_by_rank: Sequence[Sequence[Span]],
-) -> tuple[Rows, Rows, NDArray[np.int32]]:
-    """The order of partitions and offsets for events that are listed by rank, and the
-    rank and the partition of each event in that order.
+def _order(spans_by_rank: Sequence[Sequence[Span]]) -> tuple[Rows, Rows]:
+    """[B] the rank and the partition of each event, in the order of partitions and
+    offsets; the events of a rank are in this order already.
     """
     listed = []
-    events = 0
     for rank, spans in enumerate(spans_by_rank):
         for span in spans:
-            listed.append((span, rank, events))
-            events += span.events
+            listed.append((span, rank))
     listed.sort()
+    spans_in_order = [span for span, _ in listed]
+    ranks = [rank for _, rank in listed]
+    return by_event(spans_in_order, ranks), partitions_of(spans_in_order)
 
-    order: list[int] = []
-    ranks: list[int] = []
-    partitions: list[int] = []
-    for span, rank, first in listed:
-        order += range(first, first + span.events)
-        ranks += [rank] * span.events
-        partitions += [span.partition] * span.events
-    return (
-        np.array(order, np.int64),
-        np.array(ranks, np.int64),
-        np.array(partitions, np.int32),
-    )
+
+def partitions_of(spans: Sequence[Span]) -> Rows:
+    """[b] the partition of each event."""
+    return by_event(spans, [span.partition for span in spans])
+
+
+def by_event(spans: Sequence[Span], values: Sequence[int]) -> Rows:
+    """[b] for each event the value of its span."""
+    counts = [span.events for span in spans]
+    return np.repeat(np.array(values, np.int64), np.array(counts, np.int64))
+
+
+def _merged(ranks: Rows, by_rank: Sequence[Sequence[Any]]) -> list[Any]:
+    """What all ranks list of their events, in the order of all events."""
+    left = [iter(of_rank) for of_rank in by_rank]
+    return [next(left[rank]) for rank in ranks.tolist()]
 
 
 def gather_ids(
@@ -210,18 +202,14 @@ def gather_ids(
         ids: of our events.
     """
     messages = group.gather_values((spans, ids), tuple[list[Span], list[str]])
-    order, ranks, _ = _order([of_rank for of_rank, _ in messages])
-    listed: list[str] = []
-    for _, of_rank in messages:
-        listed += of_rank
-    found = [listed[place] for place in order.tolist()]
+    ranks, _ = _order([of_rank for of_rank, _ in messages])
+    found = _merged(ranks, [of_rank for _, of_rank in messages])
     return found, np.flatnonzero(ranks == group.rank)
 
 
 def gather_values(group: Group, step: Step, values: Sequence[Any]) -> list[Any]:
     """[B] by event, from each rank's [b] values that msgpack can hold."""
-    left = [iter(of_rank) for of_rank in group.gather_values(values)]
-    return [next(left[rank]) for rank in step.rank.tolist()]
+    return _merged(step.rank, group.gather_values(values))
 
 
 def gather_rows(group: Group, step: Step, rows: NDArray[Any]) -> NDArray[Any]:

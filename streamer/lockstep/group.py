@@ -28,7 +28,7 @@ from streamer.model.jit import njit_borrowing
 Floats = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 Rows = NDArray[np.int64]
-Number = TypeVar("Number", int, NDArray[np.int32])
+Number = TypeVar("Number", int, Rows)
 
 LONGER = 1.5
 """Times the timeout: who was alone for longer was not waiting for others, but slept."""
@@ -134,12 +134,12 @@ class Group:
         self.traffic.exchange_s += time.perf_counter() - started
         return found
 
-    def wait(self, values: NDArray[Any]) -> list[NDArray[Any]]:
-        """As `gather_equal`, at the beginning of a step, where ranks wait for the
+    def wait(self, value: Any, type_: Any) -> list[Any]:
+        """As `gather_values`, at the beginning of a step, where ranks wait for the
         slowest.
         """
         before = self.traffic.exchange_s
-        found = self.gather_equal(values)
+        found = self.gather_values(value, type_)
         self.traffic.waiting_s += self.traffic.exchange_s - before
         self.traffic.exchange_s = before
         return found
@@ -183,8 +183,7 @@ class Group:
         Raises:
             GroupError: they have not.
         """
-        own = np.frombuffer(digest, np.uint8)
-        found = [other.tobytes().hex() for other in self.gather_equal(own)]
+        found = self.gather_values(digest.hex())
         if len(set(found)) > 1:
             listed = ", ".join(f"rank {rank} has {d}" for rank, d in enumerate(found))
             raise GroupError(
@@ -213,48 +212,31 @@ class Group:
         """
         numbers = []
         for places in touched:
-            length = 0
-            if len(places):
-                length = len(places) * dim + size
-            numbers.append(length)
+            numbers.append(len(places) * dim + size if len(places) else 0)
         of_rank = _dealt(self.branches, self.size)
-        totals = []
-        for branches in of_rank:
-            totals.append(sum(numbers[k] for k in branches))
-
-        packed = np.empty(totals[self.rank], np.float32)
-        at = 0
+        ours = [np.empty(0, np.float32)]
         for k in of_rank[self.rank]:
             share = sums[k]
-            if share is None:
-                continue
-            end = at + numbers[k]
-            rows = packed[at : end - size].reshape(-1, dim)
-            np.take(
-                share.rows,
-                touched[k],
-                axis=0,
-                out=rows,
-                mode="clip",
-            )
-            packed[end - size : end] = share.vector
-            at = end
+            if share is not None:
+                ours.append(share.rows[touched[k]].reshape(-1))
+                ours.append(share.vector)
+        packed = np.concatenate(ours)
 
-        lengths = [packed.itemsize * total for total in totals]
+        lengths = []
+        for branches in of_rank:
+            total = sum(numbers[k] for k in branches)
+            lengths.append(total * packed.itemsize)
         messages = self.gather_sized(as_bytes(packed), lengths)
         for rank, message in enumerate(messages):
             if rank == self.rank:
                 continue
-            received = message.view(np.float32)
-            at = 0
-            for k in of_rank[rank]:
-                if not numbers[k]:
-                    continue
-                end = at + numbers[k]
-                rows = received[at : end - size].reshape(-1, dim)
-                vector = received[end - size : end]
-                sums[k] = PartialSum(rows, vector, touched[k])
-                at = end
+            branches = of_rank[rank]
+            ends = np.cumsum([numbers[k] for k in branches])
+            received = np.split(message.view(np.float32), ends[:-1])
+            for k, of_branch in zip(branches, received, strict=True):
+                if len(of_branch):
+                    rows, vector = np.split(of_branch, [len(of_branch) - size])
+                    sums[k] = PartialSum(rows.reshape(-1, dim), vector, touched[k])
 
     def close(self) -> None:
         """Leave; nothing may be gathered any more."""
@@ -326,17 +308,14 @@ def _add_rows(out: Floats, rows: Rows, values: Floats) -> None:
             out[rows[i], k] += values[i, k]
 
 
-def connect(
-    parts: int,
-    timeout_s: float,
-    environment: dict[str, str] | os._Environ[str] = os.environ,
-) -> Group:
+def connect(parts: int, timeout_s: float) -> Group:
     """The group that the environment describes, as torchrun and `--trainers` set it:
     RANK, WORLD_SIZE, MASTER_ADDR, ...
 
     Raises:
         GroupError: the other ranks do not come.
     """
+    environment = os.environ
     rank = int(environment.get("RANK", "0"))
     size = int(environment.get("WORLD_SIZE", "1"))
     if size == 1:

@@ -13,12 +13,14 @@ settled; so where a backlog is cut follows from the stream, not from who decodes
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Sequence, Sized
+from typing import Any, NamedTuple, cast
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.accounting import Accounting
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.offsets import OffsetSnapshot
@@ -26,7 +28,10 @@ from streamer.lockstep.group import Group
 from streamer.lockstep.queues import Queues
 from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.lockstep.sources import Assigned
+from streamer.metrics.status import Member
 from streamer.settings import PipelineSettings
+from streamer.snapshot.checkpointer import Checkpointer
+from streamer.snapshot.publisher import Publisher
 from streamer.snapshot.snapshot import positions_from_json, positions_to_json
 from streamer.sources.base import Partition, Position
 
@@ -40,35 +45,42 @@ LIST_EVERY_S = 2.0
 """How often rank 0 looks for partitions that were added."""
 
 
-class RankFigures(NamedTuple):
-    """What all ranks know of each other, for whoever watches."""
-
-    users: int
-    queued_events: int
-    waiting_ms: int
-    """Until the slowest rank had come to a step."""
-    exchange_ms: int
-    """In collectives inside of steps."""
-    sent_bytes: int
-
-
 class PartitionView(NamedTuple):
     """What the rank that reads a partition says of it."""
 
+    partition: Partition
     ready: int
     """Events that can be trained, up to a batch."""
-    is_settled: int
-    position: int
-    """The next offset to train; -1 if it is not known."""
+    is_settled: bool
+    position: int | None
+    """The next offset to train, if it is known."""
     lag: int
 
 
-NOT_OURS = PartitionView(0, 1, -1, -1)
-"""What a rank says of a partition that another reads."""
+class RankState(msgspec.Struct, array_like=True):
+    """What a rank has and wants before a step."""
+
+    wants_stop: bool
+    wants_checkpoint: bool
+    is_unsaved: bool
+    is_saving: bool
+    publish: int
+    """What is due to be published; of rank 0."""
+    at_end: bool
+    age_s: float
+    """Since the oldest of its events came."""
+    report: Report
+    member: Member
+    """What all ranks know of it, for whoever watches."""
+    accounting: dict[str, Any]
+    """Of its own events, since it started."""
+    partitions: list[PartitionView]
+    listed: list[Partition] | None
+    """All partitions of the topics, if there are other ones than before; of rank 0."""
 
 
 class Decision(NamedTuple):
-    """What all ranks do next, computed by each from the same numbers."""
+    """What all ranks do next, computed by each from the same states."""
 
     events: dict[Partition, int]
     """How many events of each partition the next step has; empty for no step."""
@@ -77,17 +89,6 @@ class Decision(NamedTuple):
     """Whether there will be no further step."""
     publish: int
     """What rank 0 publishes after the step."""
-
-
-class Exchanged(NamedTuple):
-    """What all ranks have said."""
-
-    flags: dict[str, Counts]
-    """[W] by name."""
-    ready: Counts
-    """[P] events of each partition."""
-    is_settled: bool
-    """Whether all partitions are."""
 
 
 class LockstepIngest(Ingest):
@@ -111,31 +112,24 @@ class LockstepIngest(Ingest):
         self.group = group
         self.seals = CheckpointSeals(group.size, self.changed)
         self.partitions: list[Partition] = []
-        self.positions: dict[Partition, int | None] = {}
-        """The next offset to train of all ranks' partitions, as far as it is known."""
-        self.figures = [RankFigures(0, 0, 0, 0, 0)] * group.size
+        self.states: list[RankState] = []
+        """What all ranks said before the last step."""
+        self.accounting = Accounting()
+        """What became of this rank's events."""
         self.wants_stop = False
         self.wants_checkpoint = False
         self.checkpoint_agreed = False
         self.publish_agreed = 0
 
-        # what this rank says of itself; set by whoever knows
-        self.is_saving: Callable[[], bool] = lambda: False
-        self.keeps_checkpoints = False
-        self.due_to_publish: Callable[[], int] = lambda: 0
-        self.own_counts: Callable[[], Counts] = lambda: np.zeros(1, np.int64)
-        """What became of this rank's events, in numbers that add up over ranks; the
-        first is of consumed events.
-        """
-        self.own_users: Callable[[], int] = lambda: 0
-        self.total_counts: Counts | None = None
-        """The sum of `own_counts` over all ranks, when they agreed on the last step."""
+        # parts of this rank that it says something of; set by whoever builds it
+        self.users: Sized = ()
+        self.checkpoints: Checkpointer | None = None
+        self.publisher: Publisher | None = None
 
         self._settings = settings
         self._list_partitions = list_partitions
         self._list_at = 0.0
         self._is_unsaved = False  # trained since the last checkpoint was agreed on
-        self._lag_of_all: dict[Partition, int] = {}
         self._own_lag: dict[Partition, int] = {}
 
     # steps ----------------------------------------------------------------------------
@@ -171,31 +165,40 @@ class LockstepIngest(Ingest):
         wants = self.wants_stop or self.wants_checkpoint
         return self.at_end or wants or self.queues.queued_events > 0
 
-    def _decide(self, exchanged: Exchanged) -> Decision:
-        flags, ready, is_settled = exchanged
-        stop = bool(flags["stop"].any())
-        all_ended = bool(flags["at_end"].all())
+    def _decide(self, states: Sequence[RankState]) -> Decision:
+        stop = any(state.wants_stop for state in states)
+        all_ended = all(state.at_end for state in states)
         left = self._settings.batch_size
-        if self._settings.max_events is not None and self.total_counts is not None:
-            consumed = int(self.total_counts[0])
+        if self._settings.max_events is not None:
+            consumed = sum(state.accounting["consumed"] for state in states)
             left = min(left, self._settings.max_events - consumed)
             stop = stop or left <= 0
 
-        ends = stop or (all_ended and not ready.sum())
-        checkpoint = bool(flags["checkpoint"].any())
+        ready = {}
+        is_settled = True
+        for state in states:
+            for view in state.partitions:
+                ready[view.partition] = view.ready
+                is_settled = is_settled and view.is_settled
+        queued = sum(ready.values())
+
+        ends = stop or (all_ended and not queued)
+        checkpoint = any(state.wants_checkpoint for state in states)
         if ends:
-            checkpoint = checkpoint or bool(flags["unsaved"].any())
+            checkpoint = checkpoint or any(state.is_unsaved for state in states)
 
         max_age_s = self._settings.max_age_s
-        is_full = ready.sum() >= left or all_ended
-        is_old = max_age_s > 0 and flags["age_ms"].max() >= 1000 * max_age_s
+        oldest_s = max(state.age_s for state in states)
+        is_due = queued >= left or all_ended or (0 < max_age_s <= oldest_s)
         events = {}
-        if is_settled and (is_full or is_old) and not ends and not checkpoint:
-            shares = fair_shares(ready, left).tolist()
-            for partition, share in zip(self.partitions, shares, strict=True):
+        if is_settled and is_due and not ends and not checkpoint:
+            partitions = sorted(ready)
+            counts = np.array([ready[partition] for partition in partitions], np.int64)
+            shares = fair_shares(counts, left).tolist()
+            for partition, share in zip(partitions, shares, strict=True):
                 if share:
                     events[partition] = share
-        return Decision(events, checkpoint, ends, int(flags["publish"][0]))
+        return Decision(events, checkpoint, ends, states[0].publish)
 
     def _apply(self, decision: Decision) -> MicroBatch | None:
         """Take our events of the step; an empty batch, if only others have some."""
@@ -218,78 +221,60 @@ class LockstepIngest(Ingest):
 
     # the exchange ---------------------------------------------------------------------
 
-    def _exchange(self) -> Exchanged:
+    def _exchange(self) -> list[RankState]:
         """Say what we have and want, and return what all ranks have said."""
         listed = self._new_list()
-        counts = self.own_counts()
         with self.changed:
-            flags = self._own_flags()
-            flags["listed"] = listed is not None
-            at_end = bool(flags["at_end"])
-            views: list[int] = []
-            for partition in self.partitions:
-                views += self._view(partition, at_end)
-            report = self.seals.own
-            figures = self._own_figures()
-        parts: list[Sequence[int] | Counts] = [
-            list(flags.values()),
-            report,
-            figures,
-            counts,
-        ]
-        message = np.concatenate([*parts, views]).astype(np.int64)
-        of_ranks = np.stack(self.group.wait(message))  # [W, ...]
+            own = self._own_state(listed)
+        states = self.group.wait(own, RankState)
+        self.states = states
+        self.seals.note([state.report for state in states])
+        if states[0].listed is not None:
+            self._adopt(states[0].listed)
+        return states
 
-        ends = np.cumsum([len(part) for part in parts])
-        said, reports, figures_of, counts_of, views_of = np.split(
-            of_ranks, ends, axis=1
-        )
-        flags_of = dict(zip(flags, said.T, strict=True))
-        self.figures = [RankFigures(*numbers) for numbers in figures_of.tolist()]
-        self.total_counts = counts_of.sum(0)
-        self.seals.note([Report(*numbers) for numbers in reports.tolist()])
-        if flags_of["listed"][0]:
-            self._adopt(listed or [])
-            nothing = np.zeros(len(self.partitions), np.int64)
-            return Exchanged(flags_of, nothing, False)
-
-        by_field = views_of.reshape(self.group.size, -1, len(NOT_OURS))  # [W, P, 4]
-        ready, is_settled, position, lag = by_field.transpose(2, 0, 1)  # [W, P] each
-        positions = position.max(0).tolist()
-        lags = lag.max(0).tolist()
-        for partition, at, behind in zip(self.partitions, positions, lags, strict=True):
-            self.positions[partition] = at if at >= 0 else None
-            self._lag_of_all[partition] = max(behind, 0)
-        all_settled = bool(is_settled.all())
-        return Exchanged(flags_of, ready.sum(0), all_settled)
-
-    def _own_flags(self) -> dict[str, int]:
+    def _own_state(self, listed: list[Partition] | None) -> RankState:
         # before a partition is assigned, nobody knows whether its end is reached
         assigned = self.offsets.assigned().keys()
-        has_begun = bool(self.partitions) and assigned >= set(self.own_partitions)
+        own_partitions = self.own_partitions
+        has_begun = bool(self.partitions) and assigned >= set(own_partitions)
+        at_end = self.at_end and has_begun
         oldest_s = self.queues.oldest_s
         age_s = 0.0
         if oldest_s is not None:
             age_s = time.monotonic() - oldest_s
+        saver = self.checkpoints
         is_unsaved = self._is_unsaved or self.seals.has_failed
-        return {
-            "stop": self.wants_stop,
-            "checkpoint": self.wants_checkpoint,
-            "unsaved": is_unsaved and self.keeps_checkpoints,
-            "saving": self.is_saving(),
-            "publish": self.due_to_publish(),
-            "at_end": self.at_end and has_begun,
-            "age_ms": int(1000 * age_s),
-        }
+        traffic = self.group.traffic
+        return RankState(
+            wants_stop=self.wants_stop,
+            wants_checkpoint=self.wants_checkpoint,
+            is_unsaved=is_unsaved and saver is not None,
+            is_saving=saver is not None and saver.is_saving,
+            publish=self.publisher.due() if self.publisher is not None else 0,
+            at_end=at_end,
+            age_s=age_s,
+            report=self.seals.own,
+            member=Member(
+                partitions=own_partitions,
+                users=len(self.users),
+                queued_events=self.queues.queued_events,
+                waiting_ms=int(1000 * traffic.waiting_s),
+                exchange_ms=int(1000 * traffic.exchange_s),
+                sent_bytes=traffic.sent_bytes,
+            ),
+            accounting=self.accounting.to_json(),
+            partitions=[self._view(p, at_end) for p in own_partitions],
+            listed=listed,
+        )
 
     def _view(self, partition: Partition, at_end: bool) -> PartitionView:
-        if not self._is_own(partition):
-            return NOT_OURS
         position = self.offsets.assigned().get(partition)
-        where = -1 if position is None else position
-        lag = self._own_lag.get(partition, -1)
+        if position is not None:
+            position = int(position)  # without what tells its log from another
+        lag = self._own_lag.get(partition, 0)
         if self.is_paused:
-            return PartitionView(0, 1, where, lag)
+            return PartitionView(partition, 0, True, position, lag)
         queue = self.queues.of.get(partition)
         queued = 0
         if queue is not None:
@@ -298,24 +283,18 @@ class LockstepIngest(Ingest):
         source = cast("Assigned | None", self.source)
         has_no_more = source is not None and source.has_no_more(partition)
         is_settled = ready == self.queues.batch_size or at_end or has_no_more
-        return PartitionView(ready, int(is_settled), where, lag)
-
-    def _own_figures(self) -> RankFigures:
-        traffic = self.group.traffic
-        return RankFigures(
-            users=self.own_users(),
-            queued_events=self.queues.queued_events,
-            waiting_ms=int(1000 * traffic.waiting_s),
-            exchange_ms=int(1000 * traffic.exchange_s),
-            sent_bytes=traffic.sent_bytes,
-        )
+        return PartitionView(partition, ready, is_settled, position, lag)
 
     def lag(self) -> dict[Partition, int]:
         """Return for each partition of all ranks how many offsets are not trained yet,
         as far as is known.
         """
         self._own_lag = super().lag()
-        return self._lag_of_all | self._own_lag
+        found = {}
+        for state in self.states:
+            for view in state.partitions:
+                found[view.partition] = view.lag
+        return found | self._own_lag
 
     # checkpoints ----------------------------------------------------------------------
 
@@ -347,7 +326,7 @@ class LockstepIngest(Ingest):
 
     def settle(self) -> None:
         """Exchange until no rank writes a checkpoint any more; when all have ended."""
-        while self._exchange().flags["saving"].any():
+        while any(state.is_saving for state in self._exchange()):
             time.sleep(HEARTBEAT_S / 5)
 
     # partitions -----------------------------------------------------------------------
@@ -372,9 +351,8 @@ class LockstepIngest(Ingest):
 
     def _adopt(self, listed: list[Partition]) -> None:
         """All ranks take over the partitions that rank 0 has found, at the same step."""
-        lists = self.group.gather_values(listed, list[Partition])
         with self.changed:
-            self.partitions = lists[0]
+            self.partitions = listed
             for partition in self.own_partitions:
                 self.queues.expect(partition)
             self.changed.notify_all()

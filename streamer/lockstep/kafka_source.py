@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from streamer.sources.base import Partition, Positions
+from streamer.sources.base import Chunk, Partition, Positions
 from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.reader import KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
@@ -43,17 +43,22 @@ class AssignedKafkaSource(KafkaTail):
         may_commit: Callable[[], bool] = lambda: True,
     ) -> None:
         super().__init__(settings, assigned)
+        self._group_id = settings.group_id
         self._wants = wants
         self._may_commit = may_commit
         self._buffers: dict[Partition, list[Any]] = {}
         self._empty_since: dict[Partition, float] = {}
-
-    def _connect(self) -> Consumer:
-        return Consumer(self._settings, self._settings.group_id)
+        # partitions of what a poll has returned and nobody has queued yet
+        self._on_their_way: frozenset[Partition] = frozenset()
 
     def _ask_for_partitions(self, consumer: Consumer) -> None:
         consumer.ask_before_commits(self._may_commit)
         super()._ask_for_partitions(consumer)
+
+    def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
+        """See `Source.poll`: what the last one returned is queued by now."""
+        self._on_their_way = frozenset()
+        return super().poll(max_records, timeout_s)
 
     def commit(self, positions: Positions) -> None:
         """See `Source.commit`."""
@@ -101,6 +106,7 @@ class AssignedKafkaSource(KafkaTail):
         taken: dict[Partition, list[Any]] = {}
         for partition in list(self._buffers):
             if max_records > 0 and self._wants(partition):
+                self._on_their_way |= {partition}
                 records = self._buffers.pop(partition)
                 taken[partition] = records[:max_records]
                 if len(records) > max_records:
@@ -125,7 +131,9 @@ class AssignedKafkaSource(KafkaTail):
         """See `Assigned.has_no_more`: it is read to its end, or has brought nothing for
         a while.
         """
-        if partition not in self._table.reading() or partition in self._buffers:
+        if partition in self._on_their_way or partition in self._buffers:
+            return False
+        if partition not in self._table.reading():
             return False
         now = time.monotonic()
         stalled = now - self._empty_since.get(partition, now) > STALLED_S

@@ -22,6 +22,7 @@ from streamer.lockstep.events import (
     gather_ids,
     gather_rows,
     gather_values,
+    partitions_of,
 )
 from streamer.lockstep.group import Group, PartialSum
 from streamer.lockstep.key_check import KeyCheck, sample_new_users
@@ -124,15 +125,9 @@ class LockstepLearner(Learner):
         """
         state = self.state
         spans = _spans(batch)
-        partitions: list[int] = []
-        for span in spans:
-            partitions += [span.partition] * span.events
-        users = []
-        partitions_of_users = []
-        for event in new_users.tolist():
-            users.append(batch.users[event])
-            partitions_of_users.append(partitions[event])
-        sample = sample_new_users(users, partitions_of_users)
+        users = [batch.users[event] for event in new_users.tolist()]
+        partitions = partitions_of(spans)[new_users]
+        sample = sample_new_users(users, partitions.tolist())
 
         catalogue = []
         said = batch.of_catalogue
@@ -189,7 +184,7 @@ class LockstepLearner(Learner):
             np.where(is_repeated, items, -1)[:, None],
             history.items[:, :counted],
             history.times_s[:, :counted],
-            self.state.trainer.model.user.codes(events.users),
+            self.state.trainer.model.user.features.codes(events.users),
         ]
         ours = np.concatenate(columns, axis=1).astype(np.int32)
         gathered = gather_rows(self.group, self._step, ours)

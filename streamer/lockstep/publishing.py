@@ -58,11 +58,10 @@ class GroupPublisher(Publisher):
         """See `Publisher.due`; nothing on other ranks than 0."""
         if self._is_lead:
             return super().due()
-        return Due(0)
+        return Due.NOTHING
 
     def _total(self, rows: int) -> int:
-        counts = self._group.gather_equal(np.array([rows]))
-        return sum(int(count[0]) for count in counts)
+        return sum(self._group.gather_values(rows))
 
     def _copied(
         self,
@@ -70,17 +69,12 @@ class GroupPublisher(Publisher):
         is_swept: bool,
     ) -> tuple[list[RowChunk], bool]:
         """On rank 0 with the users of all ranks, by their published rows. A collective."""
-        users = [NO_ROWS]
-        others = []
-        for kind, rows in wanted:
-            if kind == USERS:
-                users.append(rows)
-            else:
-                others.append((kind, rows))
+        users = [rows for kind, rows in wanted if kind == USERS]
+        others = [one for one in wanted if one[0] != USERS]
         chunks, _ = super()._copied(others, is_swept)
 
-        own = self._chunk(USERS, np.unique(np.concatenate(users)))
-        swept = self._group.gather_equal(np.array([is_swept]))
+        own = self._chunk(USERS, np.unique(np.concatenate([NO_ROWS, *users])))
+        swept = self._group.gather_values(is_swept)
         messages = self._group.gather(np.frombuffer(pack_chunk(*own), np.uint8))
         if self._is_lead:
             for rank, message in enumerate(messages):
@@ -88,7 +82,7 @@ class GroupPublisher(Publisher):
                 if len(chunk.rows):
                     rows = self._published(rank, chunk.rows)
                     chunks.append(chunk._replace(rows=rows))
-        return chunks, bool(np.all(swept))
+        return chunks, all(swept)
 
     def _published(self, rank: int, rows: Rows) -> Rows:
         size = int(rows.max()) + 1

@@ -37,8 +37,8 @@ class Queues(Batcher):
             self.of[partition] = Batcher(self.batch_size, clock=self._clock)
         return self.of[partition]
 
-    def add(self, decoded: Decoded, now_s: float | None = None, lost: int = 0) -> None:
-        self.expect(decoded.partition).add(decoded, now_s, lost)
+    def add(self, decoded: Decoded, lost: int = 0) -> None:
+        self.expect(decoded.partition).add(decoded, lost)
 
     def drop(self, partitions: Collection[Partition]) -> int:
         dropped = 0

@@ -111,8 +111,7 @@ class GroupSharing(StoreSharing):
         if self._learned is not None and len(learned.items):
             start = 0
             for *_, name, events in sorted(all_spans):
-                rows = learned.items[start : start + events]
-                self._additions.append((name, rows, None))
+                self._add_counted(name, learned.items[start : start + events])
                 start += events
             self._add_drawn(learned)
         self._learned = None

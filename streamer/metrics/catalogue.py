@@ -189,8 +189,7 @@ streamer_batch_age_seconds: How long the oldest record of a micro-batch had wait
 streamer_rebalances_total = rebalances: Times that partitions were assigned to us.
 
 ## Learning
-streamer_steps_total: Training steps.
-streamer_last_step_timestamp_seconds: When the latest step ended, in seconds since the epoch.
+streamer_steps_total = new_steps: Training steps.
 streamer_not_finite_rows_total = not_finite_rows: Rows that a step did not update because their weights or gradients
     were not finite.
 streamer_loss = loss: Loss, mean over the latest events: about 20 full batches.
@@ -200,7 +199,6 @@ streamer_prequential_hit_rate{recommender, k}: Share of the latest ranked events
     of trivial recommenders. Where the first is not above the second, the towers add nothing on this stream.
 streamer_prequential_best_baseline_hit_rate{baseline, k}: Hit rate over the same events of the best trivial recommender;
     where the model's is lower, learning does not pay. Most of these recommenders learn from this process's events only.
-streamer_prequential_ndcg{recommender, k}: NDCG at k over the same events.
 streamer_ranker_influence_share{history, evidence}: What decides the ranking, by kind of evidence and by the number of
     the user's recent items: share in what tells the candidates of the latest ranked events apart.
 streamer_recommended_cold_share: Share of items that nobody has had yet, and that the catalogue describes, among the
@@ -209,15 +207,14 @@ streamer_cold_items: Items that the catalogue describes and nobody has had yet.
 streamer_prequential_events_total: Events that were ranked before they were trained.
 streamer_users = users: Users that the model knows.
 streamer_items = items: Items that the model knows.
-streamer_new_users_total: Users seen for the first time.
-streamer_new_items_total: Items seen for the first time.
+streamer_new_users_total = new_users: Users seen for the first time.
+streamer_new_items_total = new_items: Items seen for the first time.
 streamer_model_events = accounting.consumed: Events that the model took in during its whole life, all restarts.
 
 ## Limits
 streamer_ids_limit{side}: Users or items that are kept, at most.
 streamer_evicted_total{side, evicted_reason}: Users or items that were forgotten: over the limit, not seen for longer
     than the TTL, deleted by an event, or retired by the only trainers that had counted them.
-streamer_oldest_age_seconds{side}: How long ago, by event time, the user or item was seen that was not seen for longest.
 streamer_evicted_age_seconds{side}: How long ago, by event time, those were seen that a limit made go last.
 streamer_young_age_seconds: Where that age is below this one (the setting young_age), the limit is too low.
 streamer_memory_bytes{memory_part}: Memory of what is learned: of users, of items with their neighbours, of categories,
@@ -232,18 +229,18 @@ streamer_sampler_own_share{part}: Accidental hits: weight of a query's own posit
     latest step.
 
 ## Cache
-streamer_cache_slots: Slots of the cache.
-streamer_cache_distinct_items: Different items in the cache.
-streamer_cache_entropy_nats: Entropy of the items in the cache; 0 if all slots hold one item.
-streamer_cache_turnover_share: Share of the cache's slots that the latest refresh gave other items.
-streamer_cache_entry_age_seconds: How long the items of the cache have been in it without a gap, mean over its slots; as
-    of the looks at it, which are some time apart.
-streamer_cache_batch_overlap_share: Share of the cache's slots whose item is in the latest batch.
+streamer_cache_slots = sampler.slots: Slots of the cache.
+streamer_cache_distinct_items = sampler.distinct: Different items in the cache.
+streamer_cache_entropy_nats = sampler.entropy: Entropy of the items in the cache; 0 if all slots hold one item.
+streamer_cache_turnover_share = sampler.turnover: Share of the cache's slots that the latest refresh gave other items.
+streamer_cache_entry_age_seconds = sampler.age_s: How long the items of the cache have been in it without a gap, mean
+    over its slots; as of the looks at it, which are some time apart.
+streamer_cache_batch_overlap_share = sampler.overlap: Share of the cache's slots whose item is in the latest batch.
 streamer_cache_slot_share{band}: Share of the cache's slots by popularity band.
 streamer_occurrence_share{band}: Share of everything ever resampled by popularity band.
 
 ## Popularity
-streamer_popularity_items: Items that have been counted.
+streamer_popularity_items = sampler.items: Items that have been counted.
 
 ## Time
 streamer_phase_seconds{phase}: Time of one run of a phase. Reading ahead: poll (with the wait for records), decode.
@@ -256,17 +253,12 @@ streamer_store_round_trip_seconds = store.round_trip_s: Round trip of the latest
 streamer_store_staleness_seconds = store.staleness_s: Since when the trainer is not known to have all that is in the
     store.
 streamer_store_backlog_events = store.backlog_events: Events that are counted here and not in the store yet.
-streamer_store_waiting_rows = store.waiting_rows: Numbers that have come from other trainers and are not applied yet.
-streamer_store_entries = store.entries: Entries that trainers share: the counts of partitions, and what each trainer has
-    drawn.
 streamer_store_exchanges_total = store.exchanges: Exchanges with the store.
 streamer_store_exchange_cpu_seconds_total = store.exchange_cpu_s: Processor time of the exchanges.
 streamer_store_sent_bytes_total = store.sent_bytes: Bytes sent to the store.
 streamer_store_received_bytes_total = store.received_bytes: Bytes received from the store.
 streamer_store_duplicate_events_total = store.duplicate_events: Events that were trained and not counted because the
     store had counted them before.
-streamer_store_wholes_total = store.wholes: Entries that were read whole because some of their changes were missed, or
-    sent whole because the store had lost them.
 streamer_store_errors_total{store_reason}: Exchanges that failed, by reason.
 
 ## Group
@@ -297,8 +289,8 @@ streamer_checkpoints_total{result}: Checkpoints by what became of them.
 
 ## Publishing
 streamer_publish_live: 1 while what is learned can be published, or nothing is to be; else 0.
-streamer_published_points_total: Deltas and bases that were written.
-streamer_published_bytes_total: Their bytes.
+streamer_published_points_total = publishing.snapshots: Deltas and bases that were written.
+streamer_published_bytes_total = publishing.written_bytes: Their bytes.
 streamer_published_age_seconds: Since the state that was published last was copied; not a number if nothing is.
 
 ## Process

@@ -25,19 +25,14 @@ in the rest.
 
 
 class Composition(NamedTuple):
-    """Shares of the cache's slots; they sum to one, or are all zero for an empty cache."""
+    """Shares of an amount by band; they sum to one, or are all zero if there is nothing."""
 
-    head: float
-    torso: float
-    tail: float
+    head: float = 0.0
+    torso: float = 0.0
+    tail: float = 0.0
 
 
-def composition(cache: Rows, popularity: ExactPopularity) -> Composition:
-    """The cache by popularity band. Looks at all items: not for every step."""
-    ranking = Ranking.of(popularity)
-    known = cache[cache < len(ranking.order)]
-    slots = np.bincount(known, minlength=len(ranking.order))
-    return Composition(*ranking.shares(slots[ranking.order]).tolist())
+EMPTY = Composition()
 
 
 class Ranking:
@@ -56,16 +51,19 @@ class Ranking:
         """By exact counts."""
         return cls(popularity.counts(np.arange(popularity.size)))
 
-    def shares(self, amounts: NDArray[Any]) -> Doubles:
-        """[3] share of an amount by band; `amounts` are [N], the most popular first. All
-        zero if there is nothing.
-        """
+    def slot_shares(self, cache: Rows) -> Composition:
+        """The slots of a cache by band."""
+        known = cache[cache < len(self.order)]
+        slots = np.bincount(known, minlength=len(self.order))
+        return self.shares(slots[self.order])
+
+    def shares(self, amounts: NDArray[Any]) -> Composition:
+        """An amount by band; `amounts` are [N], the most popular first."""
         before = np.cumsum(self.counts) - self.counts
         begins = np.searchsorted(before / max(self.counts.sum(), 1e-12), (HEAD, TORSO))
-        sums: Doubles = np.zeros(3)
-        for band, part in enumerate(np.split(amounts, begins)):
-            sums[band] = part.sum()
-        return sums / max(float(sums.sum()), 1e-12)
+        total = max(float(amounts.sum()), 1e-12)
+        parts = np.split(amounts, begins)
+        return Composition(*(float(part.sum()) / total for part in parts))
 
 
 class Point(NamedTuple):

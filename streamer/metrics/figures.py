@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from streamer.evaluation import Prequential
-    from streamer.learner import Learned, Learner
-    from streamer.metrics.sampler_report import SamplerReport
+    from streamer.learner import Learner
     from streamer.metrics.status import Status
 
 
@@ -41,17 +40,20 @@ def status_figures(status: Status, now_s: float) -> Values:
         "streamer_group_trainers": len(status.members),
     }
     for name, metric in CATALOGUE.items():
-        if metric.path:
-            found[name] = _number_at(status, metric.path)
+        number = _number_at(status, metric.path) if metric.path else None
+        if number is not None:
+            found[name] = number
+    for band in BANDS:
+        slots = getattr(status.sampler.cache_bands, band)
+        drawn = getattr(status.sampler.occurrence_bands, band)
+        found["streamer_cache_slot_share", band] = slots
+        found["streamer_occurrence_share", band] = drawn
     for reason, count in status.this_run["dead_letters"].items():
         found["streamer_dead_letters_total", reason] = count
     for (topic, number), lag in status.lag.items():
         found["streamer_lag_records", topic, str(number)] = lag
-    if published is not None:
-        found["streamer_published_points_total"] = published.snapshots
-        found["streamer_published_bytes_total"] = published.written_bytes
-        if published.at_s is not None:
-            found["streamer_published_age_seconds"] = now_s - published.at_s
+    if published is not None and published.at_s is not None:
+        found["streamer_published_age_seconds"] = now_s - published.at_s
     errors: Counter[str] = Counter()
     for reason, count in status.store.errors.items():
         errors[reason if reason in STORE_ERRORS else "other"] += count
@@ -69,8 +71,11 @@ def status_figures(status: Status, now_s: float) -> Values:
 
 
 def _number_at(status: Status, path: str) -> float | None:
+    """A number of the status; None if a part on the way to it is missing."""
     found: Any = status
     for part in path.split("."):
+        if found is None:
+            return None
         found = found[part] if isinstance(found, dict) else getattr(found, part)
     return None if found is None else float(found)
 
@@ -87,7 +92,6 @@ def limit_figures(learner: Learner) -> Values:
     for side in SIDES:
         evicted_age_s = eviction.evicted_age_s.get(side)
         found["streamer_ids_limit", side] = limits[side]
-        found["streamer_oldest_age_seconds", side] = state.age_s(side)
         found["streamer_evicted_age_seconds", side] = evicted_age_s
         for reason in WHY_EVICTED:
             count = eviction.evicted[side, reason]
@@ -108,13 +112,13 @@ def memory_figures(learner: Learner) -> Values:
     return {("streamer_memory_bytes", part): size for part, size in sizes.items()}
 
 
-def draw_figures(learned: Learned) -> Values:
+def draw_figures(status: Status) -> Values:
     """What the draws of the latest step looked like; the line has waited for the
     device already, for the loss.
     """
     found: Values = {}
     for name in PARTS:
-        part = learned.step.parts.get(name)
+        part = status.draws.get(name)
         if part is not None:
             distinct = float(_array(part.distinct))
             effective = float(_array(part.effective))
@@ -133,25 +137,6 @@ def _array(tensor: Tensor) -> Any:
     return tensor.numpy() if tensor.device.type == "cpu" else tensor.cpu().numpy()
 
 
-def cache_figures(report: SamplerReport, status: Status) -> Values:
-    """What is in the cache, and how popular items are drawn."""
-    found: Values = {
-        "streamer_cache_slots": report.slots,
-        "streamer_cache_distinct_items": report.distinct,
-        "streamer_cache_entropy_nats": report.entropy,
-        "streamer_cache_turnover_share": report.turnover,
-        "streamer_cache_entry_age_seconds": report.age_s,
-        "streamer_cache_batch_overlap_share": report.overlap,
-        "streamer_popularity_items": report.items,
-    }
-    for band, slots, drawn in zip(
-        BANDS, status.cache, report.occurrence_bands, strict=True
-    ):
-        found["streamer_cache_slot_share", band] = slots
-        found["streamer_occurrence_share", band] = drawn
-    return found
-
-
 def ranking_figures(prequential: Prequential, status: Status) -> Values:
     """How well events were ranked before they were trained, and by what evidence."""
     k = str(prequential.k)
@@ -161,9 +146,7 @@ def ranking_figures(prequential: Prequential, status: Status) -> Values:
     }
     for name in prequential.names:
         hit_rate = prequential.figure(name).recent
-        ndcg = prequential.figure(name, metric="ndcg").recent
         found["streamer_prequential_hit_rate", name, k] = hit_rate
-        found["streamer_prequential_ndcg", name, k] = ndcg
     if (best := prequential.best_baseline()) is not None:
         name = "streamer_prequential_best_baseline_hit_rate"
         found[name, best.name, k] = best.hit_rate

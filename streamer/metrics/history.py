@@ -1,18 +1,16 @@
-"""The past of a run for the charts of the live page: the last minutes, and the whole run
-in fewer points.
+"""The past of a run for the charts of the live page: the last minutes, and moments of the
+whole run.
 """
 
 from __future__ import annotations
 
-import threading
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 
 RECENT_POINTS = 600
 RUN_POINTS = 600
-"""Kept of the whole run, an even number: when there are more, neighbours are merged."""
-SHOWN_POINTS = 300
+"""Kept of the whole run: when there are as many, every second one goes."""
 
 Rows = list[tuple[float, ...]]
 """Of each moment, the values of all series."""
@@ -25,43 +23,26 @@ class Timeline:
 
     def __init__(self, columns: Sequence[str]) -> None:
         self.columns = tuple(columns)
-        self._lock = threading.Lock()
         self._recent: deque[tuple[float, ...]] = deque(maxlen=RECENT_POINTS)
         self._run: Rows = []
-        self._stride = 1  # moments of a point of the whole run
-        self._open: Rows = []  # of the point that is not complete
+        self._moments = 0
+        self._stride = 1  # of the moments that are kept of the whole run
 
     def add(self, values: Mapping[str, float]) -> None:
         """One moment; a series that is not among the values has none now."""
-        row = tuple(values.get(name, float("nan")) for name in self.columns)
-        with self._lock:
-            self._recent.append(row)
-            if len(self._run) == RUN_POINTS:
-                self._run = _merged(self._run, RUN_POINTS // 2)
-                self._stride *= 2
-            self._open.append(row)
-            if len(self._open) >= self._stride:
-                self._run += _merged(self._open, 1)
-                self._open = []
+        row = tuple(values.get(name, math.nan) for name in self.columns)
+        self._recent.append(row)
+        if self._moments % self._stride == 0:
+            self._run = [*self._run, row]
+        if len(self._run) == RUN_POINTS:
+            self._run = self._run[::2]
+            self._stride *= 2
+        self._moments += 1
 
     def recent(self) -> Rows:
         """The last moments, the oldest first."""
-        with self._lock:
-            return list(self._recent)
+        return list(self._recent.copy())  # a copy: the line may add some meanwhile
 
     def run(self) -> Rows:
-        """The whole run, merged where there were more moments."""
-        with self._lock:
-            return _merged(self._run, SHOWN_POINTS)
-
-
-def _merged(rows: Rows, most: int) -> Rows:
-    """At most this many rows, each the mean of about as many neighbours."""
-    if len(rows) <= most:
-        return list(rows)
-    edges = [k * len(rows) // most for k in range(most + 1)]
-    merged = []
-    for start, end in pairwise(edges):
-        columns = zip(*rows[start:end], strict=True)
-        merged.append(tuple(sum(column) / (end - start) for column in columns))
-    return merged
+        """Moments of the whole run, evenly chosen, the oldest first."""
+        return self._run

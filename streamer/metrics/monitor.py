@@ -2,8 +2,7 @@
 page shows.
 
 What is cheap happens every step, a few observations; the rest twice a second with the
-line's status; a close look at the cache only so often that it takes a small share of
-the time.
+line's status.
 """
 
 from __future__ import annotations
@@ -12,12 +11,11 @@ import contextlib
 import dataclasses
 import platform
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 from prometheus_client import CollectorRegistry
 
 from streamer.metrics import figures
@@ -31,15 +29,9 @@ if TYPE_CHECKING:
     from streamer.dead_letters.base import DeadLetter
     from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
-    from streamer.learner import Learned, Learner
-    from streamer.metrics.sampler_report import SamplerReport, SamplerReporter
+    from streamer.learner import Learner
     from streamer.metrics.status import Status
 
-LOOK_PAUSE = 400
-"""The pause between two close looks, in multiples of what a look takes: a quarter of a
-percent of the time.
-"""
-MIN_LOOK_PAUSE_S = 1.0
 KEPT_LETTERS = 20
 DELAYS_A_BATCH = 4
 
@@ -64,20 +56,13 @@ class Monitor(Observer):
         self.instruments = Instruments(registry)
         self.health = Health(clock)
         self.status: Status | None = None
-        self.sampler_report: SamplerReport | None = None
         self.build: dict[str, str] = {}
         self.timeline = Timeline(_COLUMNS)
         self._letters: deque[tuple[float, DeadLetter]] = deque(maxlen=KEPT_LETTERS)
         self._prequential: Prequential | None = None
         self._learner: Learner | None = None
-        self._reporter: SamplerReporter | None = None
-        self._look_at = 0.0
         self._ranked_s = 0.0
-        self._learned: Learned | None = None
-        self._caches: tuple[Any, Any] = (np.empty(0, np.int64), np.empty(0, np.int64))
-        self._counts: Counter[str] = Counter()
         self._delay_s: float | None = None
-        self._stepped_at: float | None = None
         histogram = self.instruments.histogram
         self._phases = {
             name: histogram("streamer_phase_seconds", name) for name in PHASES
@@ -96,11 +81,8 @@ class Monitor(Observer):
     # what the line reports ------------------------------------------------------------
 
     def begin(self, learner: Learner, prequential: Prequential | None) -> None:
-        from streamer.metrics.sampler_report import SamplerReporter
-
         self._learner = learner
         self._prequential = prequential
-        self._reporter = SamplerReporter(learner, self._clock)
         self._ranked_s = prequential.seconds if prequential is not None else 0.0
         names = []
         if prequential is not None:
@@ -133,14 +115,6 @@ class Monitor(Observer):
             seconds -= ranked_s
         self._phases[phase].observe(seconds)
 
-    def learned(self, learned: Learned) -> None:
-        assert self._learner is not None
-        self._learned = learned
-        self._caches = (self._caches[1], self._learner.state.cache)
-        self._counts["steps"] += 1
-        self._counts["new_users"] += learned.new_users
-        self._counts["new_items"] += learned.new_items
-
     def trained(self, batch: MicroBatch) -> None:
         self.health.stepped()
         now = self._wall()
@@ -154,7 +128,6 @@ class Monitor(Observer):
         if batch.dead_letters:
             latest = batch.dead_letters[-KEPT_LETTERS:]
             self._letters.extend([(now, letter) for letter in latest])
-        self._stepped_at = now
 
     def refreshed(self, status: Status) -> None:
         # a copy: read by other threads while the run goes on
@@ -163,24 +136,13 @@ class Monitor(Observer):
         self.health.status = status
         put = self.instruments.put
         put("status", figures.status_figures(status, self._wall()))
-        put(
-            "steps",
-            {
-                "streamer_steps_total": self._counts["steps"],
-                "streamer_new_users_total": self._counts["new_users"],
-                "streamer_new_items_total": self._counts["new_items"],
-                "streamer_last_step_timestamp_seconds": self._stepped_at,
-                "streamer_event_delay_seconds": self._delay_s,
-            },
-        )
+        put("delay", {"streamer_event_delay_seconds": self._delay_s})
         if self._prequential is not None:
             put("ranking", figures.ranking_figures(self._prequential, status))
         if self._learner is not None:
             put("limits", figures.limit_figures(self._learner))
-        if self._learned is not None:
-            put("draws", figures.draw_figures(self._learned))
-            if self._clock() >= self._look_at:
-                self._look_closely(status)
+            put("memory", figures.memory_figures(self._learner))
+        put("draws", figures.draw_figures(status))
         self.timeline.add(self._moment(status))
 
     def ended(self) -> None:
@@ -195,28 +157,11 @@ class Monitor(Observer):
             "loss": status.loss,
             "delay": self._delay_s,
         }
-        if any(status.cache):
-            values |= status.cache._asdict()
+        if any(status.sampler.cache_bands):
+            values |= status.sampler.cache_bands._asdict()
         if (p := self._prequential) is not None:
             values |= {f"hit_rate {name}": p.figure(name).recent for name in p.names}
         return {name: value for name, value in values.items() if value is not None}
-
-    def _look_closely(self, status: Status) -> None:
-        """The more items there are, the longer a look takes, and the rarer it is done.
-
-        The first look does not count: compiled loops are loaded then, once.
-        """
-        assert self._reporter is not None
-        assert self._learned is not None
-        assert self._learner is not None
-        started = time.perf_counter()
-        first = self.sampler_report is None
-        report = self._reporter.report(self._caches[0], self._learned.items)
-        self.sampler_report = report
-        self.instruments.put("cache", figures.cache_figures(report, status))
-        self.instruments.put("memory", figures.memory_figures(self._learner))
-        took = 0.0 if first else time.perf_counter() - started
-        self._look_at = self._clock() + max(LOOK_PAUSE * took, MIN_LOOK_PAUSE_S)
 
     # for other threads ----------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
-    from streamer.learner import Learned, Learner
+    from streamer.learner import Learner
     from streamer.metrics.status import Status
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -31,9 +31,6 @@ class Observer:
 
     def timed(self, phase: str, seconds: float) -> None:
         """A phase has taken this many seconds."""
-
-    def learned(self, learned: Learned) -> None:
-        """Events were learned from."""
 
     def trained(self, batch: MicroBatch) -> None:
         """A batch is done and accounted for."""

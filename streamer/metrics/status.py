@@ -13,31 +13,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from streamer.accounting import Accounting
 from streamer.cache_store.store import StoreStatus
-from streamer.metrics.composition import Composition, composition
+from streamer.metrics.sampler_report import SamplerReport, SamplerReporter
 from streamer.model.ranking.ranker import influence_by_name
 from streamer.snapshot.checkpointer import SaveStats
+from streamer.sources.base import Partition
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from streamer.evaluation import BestBaseline, Prequential, TowersShare
     from streamer.ingest.ingest import Ingest
-    from streamer.learner import Learner
+    from streamer.learner import Learned, Learner
     from streamer.limits import Limits
+    from streamer.model.kernels.spec import LossOutcome
     from streamer.progress import Progress
     from streamer.sharing.sharing import Sharing
     from streamer.snapshot.publisher import Publisher, PublishStatus
-    from streamer.sources.base import Partition
 
 logger = logging.getLogger(__name__)
 
 EVERY_S = 0.5
 LOSS_BATCHES = 20
 """Full batches over which the loss is averaged."""
-COMPOSITION_PAUSE = 50
-"""The pause after a look at the cache's composition, in multiples of the time that the
-look took.
-"""
 
 
 class Member(NamedTuple):
@@ -68,7 +65,10 @@ class Status:
     towers: TowersShare | None = None
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
     """What decides the ranking, by length of the user's history and kind of evidence."""
-    cache: Composition = field(default_factory=lambda: Composition(0.0, 0.0, 0.0))
+    sampler: SamplerReport = field(default_factory=SamplerReport)
+    """What is sampled from, as of the latest look."""
+    draws: dict[str, LossOutcome] = field(default_factory=dict)
+    """What the latest step drew, by part of its loss."""
     partitions: dict[Partition, int | None] = field(default_factory=dict)
     """Those that are assigned to us, and the next offset to train of each."""
     lag: dict[Partition, int] = field(default_factory=dict)
@@ -79,6 +79,11 @@ class Status:
     backpressure_reason: str | None = None
     """Why nothing is read, if dead letters must be written first."""
     steps: int = 0
+    """Of the model's whole life."""
+    new_steps: int = 0
+    """Since the start of this process, as the two below."""
+    new_users: int = 0
+    new_items: int = 0
     not_finite_rows: int = 0
     """Rows of all steps that were not updated, because a number of theirs was not
     finite.
@@ -116,7 +121,7 @@ class Status:
             "hit_rate_at_10": self.hit_rate,
             "best_baseline": baseline and baseline.name,
             "best_baseline_hit_rate_at_10": baseline and baseline.hit_rate,
-            "cache": self.cache._asdict(),
+            "cache": self.sampler.cache_bands._asdict(),
             "checkpoint_age_s": self.checkpoint_age_s,
             "steps": self.steps,
             "users": self.users,
@@ -177,9 +182,9 @@ class StatusReport:
         now = time.monotonic()
         self._started_at = now
         self._refreshed_at = now
-        self._compose_at = now
         self._at_start = progress.accounting.to_json()
         self._last_events = progress.accounting.consumed
+        self._sampler = SamplerReporter(learner)
         self._losses: list[tuple[Tensor, int]] = []  # of steps, with their events
         self._loss_sum = 0.0
         self._loss_events = 0.0
@@ -188,9 +193,15 @@ class StatusReport:
         """The run begins now."""
         self._started_at = time.monotonic()
 
-    def learned(self, loss: Tensor, events: int) -> None:
-        """Note the loss of a step; nobody waits for the device before it is shown."""
-        self._losses.append((loss, events))
+    def learned(self, learned: Learned, events: int) -> None:
+        """Note what a step did; nobody waits for the device before it is shown."""
+        status = self.status
+        status.draws = learned.step.parts
+        status.new_steps += 1
+        status.new_users += learned.new_users
+        status.new_items += learned.new_items
+        self._losses.append((learned.step.loss, events))
+        self._sampler.learned(learned.items)
 
     def is_due(self) -> bool:
         """Return whether the status is old enough to be refreshed."""
@@ -210,8 +221,7 @@ class StatusReport:
         self._refresh_learning()
         self._refresh_stream()
         self._refresh_saving()
-        if last or now >= self._compose_at:
-            self._look_at_cache(now)
+        self.status.sampler = self._sampler.latest(now=last)
         self.status.at_s = now
         return self.status
 
@@ -278,12 +288,6 @@ class StatusReport:
                 "%s rows were not updated: their weights or gradients are not finite. Is the learning rate too high?",
                 f"{new:,}",
             )
-
-    def _look_at_cache(self, now: float) -> None:
-        """The more items there are, the longer it takes, and the rarer it is done."""
-        learner = self._learner
-        self.status.cache = composition(learner.state.cache, learner.state.item_counts)
-        self._compose_at = now + COMPOSITION_PAUSE * (time.monotonic() - now)
 
     def summary(self) -> dict[str, Any]:
         """What a program wants to know of a run that has ended."""

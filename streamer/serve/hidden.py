@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from streamer.errors import StreamerError
-from streamer.snapshot.directory import whole_file
+from streamer.snapshot.directory import system_errors, whole_file
 
 
 class Hidden:
@@ -46,6 +46,8 @@ class Hidden:
         with self._lock:
             ids = self.ids | {item} if is_hidden else self.ids - {item}
             if self._path is not None and ids != self.ids:
-                with whole_file(self._path) as file:
-                    file.write(msgspec.json.encode(sorted(ids)))
+                with system_errors("write", self._path, StreamerError):
+                    self._path.parent.mkdir(parents=True, exist_ok=True)
+                    with whole_file(self._path) as file:
+                        file.write(msgspec.json.encode(sorted(ids)))
             self.ids = ids

@@ -37,8 +37,11 @@ class Replica:
         self.learner = Learner(
             dataclasses.replace(settings, device="cpu", optimizer="sgd")
         )
-        self.vectors = KeptVectors(self.learner.state.trainer, exact_items)
-        self.learner.state.retriever = self.vectors
+        learned = self.learner.state
+        self.vectors = KeptVectors(
+            learned.trainer, lambda: learned.items.unused, exact_items
+        )
+        learned.retriever = self.vectors
         self.recommender = Recommender(self.learner)
         self._put(state.end, state.chunks(), state.arrays())
         every = np.arange(self.learner.state.items.size)

@@ -191,7 +191,7 @@ class Service:
                 f"by again ({self.refusal})",
             )
         if not self.caught_up:
-            return Verdict(False, "deltas are being applied")
+            return Verdict(False, self.problem or "deltas are being applied")
         return Verdict(True, self.problem or "")
 
     def about(self) -> dict[str, Any]:

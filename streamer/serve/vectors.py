@@ -13,6 +13,7 @@ import importlib.util
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -53,17 +54,24 @@ class KeptVectors(Retriever):
 
     Args:
         trainer: whose model it is.
+        unused: returns the rows that have no item.
         exact_items: up to this many items, no index is built.
     """
 
-    def __init__(self, trainer: Trainer, exact_items: int = EXACT_ITEMS) -> None:
-        super().__init__(trainer)
+    def __init__(
+        self,
+        trainer: Trainer,
+        unused: Callable[[], Rows] | None = None,
+        exact_items: int = EXACT_ITEMS,
+    ) -> None:
+        super().__init__(trainer, unused)
         self._exact_items = exact_items
         tower = trainer.settings.item_tower
         has_features = tower.layers or tower.numeric or tower.categorical
         self._by_row = not has_features  # a vector depends on its own row alone
         self._kept = torch.empty(0, tower.out_dim)
         self._size = 0
+        self._without_item = np.empty(0, np.int64)
         self._lengths = np.empty(0, np.float32)  # of the kept vectors
         self._latest_queries: tuple[Rows, Recent | None, Tensor] | None = None
         self._index: Any = None
@@ -90,6 +98,7 @@ class KeptVectors(Retriever):
             self._kept[torch.from_numpy(part)] = vectors
             self._lengths[part] = lengths_of(vectors.numpy())
         self._size = size
+        self._without_item = self._rows_without_item(size)
         self._latest_queries = None
         self._refresh_index(rows)
 
@@ -141,7 +150,8 @@ class KeptVectors(Retriever):
         """The vectors of all known items, or of the first `size`; a view."""
         if size is None or size > self._size:
             size = self._size
-        return Items(self._kept[:size])
+        without_item = self._without_item
+        return Items(self._kept[:size], without_item[without_item < size])
 
     @torch.no_grad()
     def top(
@@ -169,6 +179,7 @@ class KeptVectors(Retriever):
             rows = np.concatenate([rows, fresh_rows], axis=1)
             fresh_scores = torch.mm(queries, vectors.T).numpy()
             scores = np.concatenate([scores, fresh_scores], axis=1)
+        scores[np.isin(rows, self._without_item)] = -np.inf
         order = np.argsort(-scores, axis=1, kind="stable")
         best = order[:, :count]
         rows = np.take_along_axis(rows, best, 1)

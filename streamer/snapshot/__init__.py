@@ -6,8 +6,8 @@
     chain          which snapshots make a state; whether the next one is a base
     writer         the thread that writes beside training
     lease          which start may write into a directory: the newest generation
-    directory      snapshots as files: whole or not at all, chains, checks
-    store          the directory of checkpoints: saving, what is kept, copies
+    directory      snapshots as files: whole or not at all, chains, checks, copies
+    store          the directory of checkpoints: saving, what is kept
     checkpointer   when a checkpoint is saved, what is in it, and how a run resumes
     publisher      deltas for servers, without optimizer state
     places         where servers find them: a directory, published or of checkpoints
@@ -22,6 +22,7 @@ the first `sharing`, `ingest` and `accounting`.
 """
 
 from streamer.snapshot.chain import Checkpoint
+from streamer.snapshot.directory import SnapshotDirectory
 from streamer.snapshot.frames import RowChunk, pack_chunk, unpack_chunk
 from streamer.snapshot.store import CheckpointStore
 
@@ -29,6 +30,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "RowChunk",
+    "SnapshotDirectory",
     "pack_chunk",
     "unpack_chunk",
 ]

@@ -17,6 +17,7 @@ from typing import BinaryIO
 
 from streamer.errors import CheckpointError, CorruptCheckpoint, StreamerError
 from streamer.snapshot.chain import PARTS, Checkpoint
+from streamer.snapshot.lease import Lease
 from streamer.snapshot.snapshot import Link, SnapshotFile
 
 logger = logging.getLogger(__name__)
@@ -25,6 +26,9 @@ NAME = re.compile(r"ckpt-(\d{20})\.(base|delta)")
 TEMPORARY = ".tmp-"
 SYNC_EVERY_BYTES = 64 << 20
 """A large file goes to the disk piece by piece, not all at its end."""
+
+COPIED_BYTES = 1 << 24
+"""Of a file that is copied, at a time."""
 
 Checked = dict[Path, SnapshotFile | CorruptCheckpoint]
 """Files that were read and checked, or what is wrong with them."""
@@ -44,6 +48,14 @@ class SnapshotDirectory:
         """Where a snapshot is, or would be."""
         suffix = ".base" if is_base else ".delta"
         return self.directory / f"ckpt-{number:020d}{suffix}"
+
+    def find(self, number: int) -> Path | None:
+        """The snapshot of a number; None if there is none."""
+        for is_base in (True, False):
+            path = self.path(number, is_base=is_base)
+            if path.exists():
+                return path
+        return None
 
     def paths(self) -> list[Path]:
         """All snapshots, oldest first, without looking into them."""
@@ -73,21 +85,19 @@ class SnapshotDirectory:
             check: called before it becomes visible; may raise.
             sync: whether it is to be safe on disk when this returns.
         """
-        # 1. everything goes into a file under another name, which is synced
-        temporary = path.with_name(f"{TEMPORARY}{path.name}")
-        temporary.unlink(missing_ok=True)  # an earlier error may have left it
-        try:
-            with temporary.open("xb", buffering=0) as file:
-                _write_frames(file.fileno(), frames, sync=sync)
-            # 2. the rename makes it visible, at once and whole
+        with whole_file(path, sync=sync) as file:
+            _write_frames(file.fileno(), frames, sync=sync)
             check()
-            temporary.rename(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        # 3. the directory's sync makes that last
-        if sync:
-            sync_to_disk(self.directory)
+
+    def take_lease(self, takeover_s: float | None) -> Lease:
+        """Become the one that writes here, in a directory that is made if it is missing;
+        see `Lease`.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        lease = Lease(self.directory, takeover_s)
+        for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
+            left_by_a_crash.unlink(missing_ok=True)
+        return lease
 
     # chains ---------------------------------------------------------------------------
 
@@ -149,6 +159,35 @@ class SnapshotDirectory:
                 found[path] = str(error)
         return found
 
+    def copy(self, directory: str | Path, number: int | None = None) -> Checkpoint:
+        """Copy a checkpoint (None: the newest) and its chain into another directory,
+        also beside a trainer.
+
+        What a trainer removes meanwhile is copied nevertheless: it was opened before.
+
+        Raises:
+            CheckpointError: there is none, the directory has checkpoints of its own, or
+                it cannot be written to.
+        """
+        found = self.load() if number is None else self.load_number(number)
+        if found is None:
+            raise CheckpointError(f"there is no checkpoint in {self.directory}")
+        target = SnapshotDirectory(directory)
+        with (
+            system_errors("copy a checkpoint into", target.directory),
+            contextlib.closing(target.take_lease(None)),
+        ):
+            if target.paths():
+                raise CheckpointError(
+                    f"{directory} has checkpoints already: choose a new or an empty directory"
+                )
+            # base first: a crash in between leaves a whole, shorter chain
+            for snapshot in found.files():
+                path = target.directory / snapshot.path.relative_to(self.directory)
+                path.parent.mkdir(exist_ok=True)
+                _copy_file(snapshot, path)
+        return found
+
     def with_parts(self, chain: Sequence[SnapshotFile]) -> Checkpoint:
         """The state at the end of a chain, with the parts of it that are in further
         directories.
@@ -200,12 +239,11 @@ class SnapshotDirectory:
 
     def _open(self, number: int, checked: Checked | None) -> SnapshotFile:
         """The snapshot of a number."""
-        path = self.path(number, is_base=True)
-        if not path.exists():
-            path = self.path(number, is_base=False)
-        if not path.exists():
+        path = self.find(number)
+        if path is None:
+            name = self.path(number, is_base=True).stem
             raise CorruptCheckpoint(
-                f"{self.directory}/{path.stem}, which later ones need, is missing"
+                f"{self.directory}/{name}, which later ones need, is missing"
             )
         if checked is None:
             found = SnapshotFile(path)
@@ -239,28 +277,41 @@ def number_of(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that takes the place of another when it is whole and on disk.
+def whole_file(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
+    """A file to write that takes the place of another when it is whole, and on disk.
 
-    Raises:
-        StreamerError: the system does not let us write.
+    Args:
+        path: of the file.
+        sync: whether it is to be safe on disk when the block has ended.
     """
-    temporary = path.with_name(f"{TEMPORARY}{os.getpid()}-{path.name}")
+    # 1. everything goes into a file under another name, which is synced
+    temporary = path.with_name(f"{TEMPORARY}{path.name}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
             yield file
             file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        raise StreamerError(
-            f"cannot write {path}: {error.strerror or error}. Check its directory, "
-            "permissions and free space"
-        ) from error
+            if sync:
+                os.fsync(file.fileno())
+        # 2. the rename makes it visible, at once and whole
+        temporary.rename(path)
     finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
+    # 3. the directory's sync makes that last
+    if sync:
+        sync_to_disk(path.parent)
+
+
+def _copy_file(snapshot: SnapshotFile, path: Path) -> None:
+    """Make a file of the same content, safe on disk: the same file, if the disk is the
+    same.
+    """
+    try:
+        os.link(snapshot.path, path)
+        sync_to_disk(path.parent)
+    except OSError:  # another disk, or the file was removed meanwhile
+        with whole_file(path) as file:
+            for at in range(0, snapshot.size_bytes, COPIED_BYTES):
+                file.write(snapshot.read_at(at, COPIED_BYTES))
 
 
 def sync_to_disk(path: Path) -> None:
@@ -282,17 +333,17 @@ def _write_frames(descriptor: int, frames: Iterable[bytes], *, sync: bool) -> No
         if sync and unsynced >= SYNC_EVERY_BYTES:
             os.fdatasync(descriptor)
             unsynced = 0
-    if sync:
-        os.fsync(descriptor)
 
 
 @contextlib.contextmanager
-def checkpoint_errors(what: str, directory: Path) -> Iterator[None]:
+def system_errors(
+    what: str, path: Path, kind: type[StreamerError] = CheckpointError
+) -> Iterator[None]:
     """Errors of the system as ours, with what was tried and where."""
     try:
         yield
     except OSError as error:
-        raise CheckpointError(
-            f"cannot {what} {directory}: {error}. Check free space and permissions; "
-            "a start with a smaller --keep-checkpoints removes older ones first"
+        raise kind(
+            f"cannot {what} {path}: {error.strerror or error}. Check free space and "
+            "permissions, and that it is mounted"
         ) from error

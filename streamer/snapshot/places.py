@@ -4,15 +4,14 @@ a volume that trainer and servers share. `topic` has the other: a topic of Kafka
 
 from __future__ import annotations
 
-import contextlib
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Protocol
 
 from streamer.errors import CorruptCheckpoint, SourceUnavailable
 from streamer.snapshot.chain import PARTS, Checkpoint
-from streamer.snapshot.directory import TEMPORARY, SnapshotDirectory
+from streamer.snapshot.directory import SnapshotDirectory, system_errors
 from streamer.snapshot.lease import Lease
 from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotFile
 
@@ -98,13 +97,10 @@ class DirectoryPlace:
     def begin(self) -> tuple[int, int]:
         """See `Place.begin`."""
         directory = self._snapshots.directory
-        with _unavailable(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+        with system_errors("use", directory, SourceUnavailable):
             # whoever has published here until now is replaced at once
-            self._lease = self._lease or Lease(directory, takeover_s=0.0)
+            self._lease = self._lease or self._snapshots.take_lease(takeover_s=0.0)
             last = max(self._snapshots.numbers(), default=0)
-            for left_by_a_crash in directory.glob(f"{TEMPORARY}*"):
-                left_by_a_crash.unlink(missing_ok=True)
         # whom we replace may be about to write the next number
         return self._lease.generation, last if self._lease.is_locked else last + 1
 
@@ -112,12 +108,12 @@ class DirectoryPlace:
         """See `Place.write`. Nothing is synced: a restart begins with a new base."""
         assert self._lease is not None, "a generation was begun"
         path = self._snapshots.path(end.number, is_base=end.is_base)
-        with _unavailable(path.parent):
+        with system_errors("use", path.parent, SourceUnavailable):
             self._snapshots.write(path, frames, self._lease.check, sync=False)
 
     def prune(self, number: int) -> None:
         """See `Place.prune`."""
-        with _unavailable(self._snapshots.directory):
+        with system_errors("use", self._snapshots.directory, SourceUnavailable):
             for at, path in self._snapshots.numbers().items():
                 if at < number:
                     path.unlink(missing_ok=True)
@@ -143,7 +139,7 @@ class DirectoryReader:
         """See `SnapshotReader.poll`."""
         deadline = time.monotonic() + timeout_s
         directory = self._snapshots.directory
-        with _unavailable(directory):
+        with system_errors("use", directory, SourceUnavailable):
             while True:
                 found = self._next_delta(served) or self._newer_state(served)
                 if found is not None:
@@ -159,21 +155,18 @@ class DirectoryReader:
         # a state that consists of several parts is read as a whole
         if served is None or served.meta.get(PARTS):
             return None
-        for is_base in (False, True):
-            path = self._snapshots.path(served.number + 1, is_base=is_base)
-            if path in self._refused or not path.exists():
-                continue
-            self._came = path
-            try:
-                found = SnapshotFile(path)
-                if found.end.previous is not None:  # or it is a checkpoint of all rows
-                    check_follows(found.end, served)
-                if found.end.previous == served.link:
-                    return found
-            except CorruptCheckpoint:
-                self.refuse()
-                raise
-        return None
+        path = self._snapshots.find(served.number + 1)
+        if path is None or path in self._refused:
+            return None
+        self._came = path
+        try:
+            found = SnapshotFile(path)
+            if found.end.previous is not None:  # or it is a checkpoint of all rows
+                check_follows(found.end, served)
+        except CorruptCheckpoint:
+            self.refuse()
+            raise
+        return found if found.end.previous == served.link else None
 
     def _newer_state(self, served: SnapshotEnd | None) -> Found:
         """What leads to the newest whole state, if it is newer than what is served."""
@@ -239,14 +232,3 @@ class DirectoryReader:
 
     def close(self) -> None:
         """See `SnapshotReader.close`."""
-
-
-@contextlib.contextmanager
-def _unavailable(directory: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SourceUnavailable(
-            f"cannot use {directory}: {error.strerror or error}. Check its mount, "
-            "permissions and free space"
-        ) from error

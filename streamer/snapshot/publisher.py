@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import IntFlag
+from enum import IntEnum
 from itertools import islice
 from typing import Any
 
@@ -68,14 +68,14 @@ class PublishStatus:
     """When what was written last was copied, in seconds since the epoch."""
 
 
-class Due(IntFlag):
+class Due(IntEnum):
     """What is to be copied after a step."""
 
-    DELTA = 1
-    HEARTBEAT = 2
+    NOTHING = 0
+    CHANGES = 1
+    """A delta, if anything has changed."""
+    DELTA = 2
     """A delta even if nothing has changed."""
-    BASE = 4
-    """A delta with as many of all rows as can be copied."""
 
 
 @dataclass(slots=True)
@@ -124,10 +124,6 @@ class Publisher:
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         self.status = PublishStatus()
-        self.base_wanted = True
-        """Whether all rows are to come as fast as they can be copied, from the next
-        delta on.
-        """
         self._state = state
         self._place = place
         self._every_s = every_s
@@ -137,7 +133,7 @@ class Publisher:
         self._delta_at = 0.0
         self._heartbeat_at = 0.0
         self._number = 0  # of the last delta that was copied
-        self._first = 0  # from which on servers have every row
+        self._first = 0  # from which on servers have every row; 0: from none
         self._sweep_first = 1  # with which all rows have begun to come by once more
         self._sweep: Iterator[KindRows] = iter(())  # what is left of them
         self._slices = 0  # of the sweep, in each delta
@@ -149,17 +145,12 @@ class Publisher:
 
     def due(self) -> Due:
         """What is to be copied now: nothing while a delta is being written."""
-        found = Due(0)
         if self._closing.is_set() or not self._writer.is_idle:
-            return found
+            return Due.NOTHING
         now = time.monotonic()
-        if now >= self._delta_at:
-            found |= Due.DELTA
-        if now >= self._heartbeat_at:
-            found |= Due.DELTA | Due.HEARTBEAT
-        if self.base_wanted or self._in_haste:
-            found |= Due.DELTA | Due.BASE
-        return found
+        if now >= self._heartbeat_at or self._in_haste or not self._first:
+            return Due.DELTA
+        return Due.CHANGES if now >= self._delta_at else Due.NOTHING
 
     def step(self, positions: Callable[[], Positions], due: Due | None = None) -> None:
         """Copy what is due, between two steps of training.
@@ -169,7 +160,7 @@ class Publisher:
             due: what `due` has returned; None: ask.
         """
         due = self.due() if due is None else due
-        if due & Due.DELTA:
+        if due:
             delta = self._copy(positions, due)
             if delta is not None:
                 self._submit(delta)
@@ -182,19 +173,18 @@ class Publisher:
         """
         changed = {kind: self._changed.take(kind) for kind in self._kinds}
         count = self._total(sum(map(len, changed.values())))
-        if not (count or due & (Due.HEARTBEAT | Due.BASE)):
+        if not count and due < Due.DELTA:
             return None
         now = time.monotonic()
         self._delta_at = now + self._every_s
         self._heartbeat_at = now + self._heartbeat_s
-        self._number += 1
-
         is_too_much = count > MAX_DELTA_ROWS
         if is_too_much:
             changed = {}
             self._first = 0
-        if is_too_much or (due & Due.BASE and not self._in_haste):
+        if is_too_much or not (self._first or self._in_haste):
             self._begin_sweep(in_haste=True)
+        self._number += 1
         wanted = list(islice(self._sweep, self._slices))
         is_swept = len(wanted) < self._slices
         wanted += changed.items()
@@ -218,12 +208,9 @@ class Publisher:
         return delta
 
     def _begin_sweep(self, *, in_haste: bool) -> None:
-        """Have all rows come by once more: from this delta on if that is in haste, else
-        from the next.
-        """
-        self.base_wanted = self.base_wanted and not in_haste
+        """Have all rows come by once more, from the next delta on."""
         self._in_haste = in_haste
-        self._sweep_first = self._number if in_haste else self._number + 1
+        self._sweep_first = self._number + 1
         rows = CHUNK_ROWS
         self._slices = SLICE_CHUNKS
         if not in_haste:
@@ -340,7 +327,7 @@ class Publisher:
             positions: how far each partition is trained; None if what is learned must
                 not be published.
         """
-        last = self._copy(positions, Due.DELTA) if positions is not None else None
+        last = self._copy(positions, Due.CHANGES) if positions is not None else None
         if self.flush() and last is not None:
             self._submit(last)
             self.flush()

@@ -39,7 +39,7 @@ from streamer.snapshot.frames import (
 )
 from streamer.sources.base import Partition, Position
 
-FORMAT = 7
+FORMAT = 8
 END = "end"
 READ_AHEAD = 4
 """Frames that are read and checked while the one before them is used."""
@@ -283,9 +283,10 @@ class SnapshotFile(Snapshot):
             size_bytes = path.stat().st_size
         except OSError as error:
             raise CorruptCheckpoint(f"{path}: {error}") from error
-        super().__init__(str(path), size_bytes, self._read_at)
+        super().__init__(str(path), size_bytes, self.read_at)
 
-    def _read_at(self, at: int, size: int) -> bytes:
+    def read_at(self, at: int, size: int) -> bytes:
+        """The bytes at a place, up to this many."""
         with self._opening:
             if self._descriptor < 0:
                 self._descriptor = os.open(self.path, os.O_RDONLY)
@@ -300,20 +301,6 @@ class SnapshotFile(Snapshot):
 
     def __del__(self) -> None:
         self.close()
-
-    def copy_to(self, path: Path) -> None:
-        """Make a file of the same content there, safe on disk: the same file, if the
-        disk is the same.
-        """
-        try:
-            os.link(self.path, path)
-        except OSError:  # another disk, or the file was removed meanwhile
-            with path.open("xb") as file:
-                at = 0
-                while at < self.size_bytes:
-                    left = self.size_bytes - at
-                    at += os.sendfile(file.fileno(), self._descriptor, at, left)
-                os.fsync(file.fileno())
 
 
 def positions_to_json(positions: Mapping[Partition, int]) -> list[list[Any]]:

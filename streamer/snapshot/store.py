@@ -17,14 +17,12 @@ import numpy as np
 from streamer.errors import CheckpointError
 from streamer.snapshot.chain import ChainLink, Checkpoint
 from streamer.snapshot.directory import (
-    TEMPORARY,
     SnapshotDirectory,
-    checkpoint_errors,
     number_of,
-    sync_to_disk,
+    system_errors,
+    whole_file,
 )
 from streamer.snapshot.frames import Arrays, RowChunk
-from streamer.snapshot.lease import Lease
 from streamer.snapshot.snapshot import Link, Packing, SnapshotEnd, SnapshotFile
 
 logger = logging.getLogger(__name__)
@@ -43,8 +41,6 @@ class CheckpointStore(SnapshotDirectory):
         directory: created if it is missing.
         keep: how many checkpoints to keep, with the chains that they need; older ones
             are removed after a newer one is read or safe.
-        readonly: only read and copy, beside a trainer that goes on writing; no
-            lease is taken, nothing created.
         takeover_s: see `Lease`.
 
     Raises:
@@ -56,7 +52,6 @@ class CheckpointStore(SnapshotDirectory):
         directory: str | Path,
         keep: int = 3,
         *,
-        readonly: bool = False,
         takeover_s: float | None = None,
     ) -> None:
         if keep < 1:
@@ -69,18 +64,13 @@ class CheckpointStore(SnapshotDirectory):
         self._keep = keep
         self._first: dict[int, int] = {}
         """Of each number, that with which its chain begins; 0 if it is damaged."""
-        self._lease: Lease | None = None
-        if not readonly:
-            with checkpoint_errors("use", self.directory):
-                self.directory.mkdir(parents=True, exist_ok=True)
-                self._lease = Lease(self.directory, takeover_s)
-                for left_by_a_crash in self.directory.glob(f"{TEMPORARY}*"):
-                    left_by_a_crash.unlink(missing_ok=True)
+        with system_errors("use", self.directory):
+            self._lease = self.take_lease(takeover_s)
 
     @property
     def generation(self) -> int:
-        """Of this start; 0 if it is read-only."""
-        return self._lease.generation if self._lease is not None else 0
+        """Of this start."""
+        return self._lease.generation
 
     # writing --------------------------------------------------------------------------
 
@@ -118,7 +108,6 @@ class CheckpointStore(SnapshotDirectory):
             Superseded: a newer start uses the directory.
         """
         lease = self._lease
-        assert lease is not None, "the store is read-only or closed"
         links = [] if base else self.links
         assert base or links, "a delta needs something to be added to"
         number = max(self.numbers(), default=0) + 1
@@ -135,7 +124,7 @@ class CheckpointStore(SnapshotDirectory):
         packing = Packing(compress=not base)
         frames = packing.frames(_finite(chunks), end, arrays)
         path = self.path(number, is_base=base)
-        with checkpoint_errors("write a checkpoint into", self.directory):
+        with system_errors("write a checkpoint into", self.directory):
             try:
                 self.write(path, frames, lease.check)
             except BaseException:
@@ -154,8 +143,7 @@ class CheckpointStore(SnapshotDirectory):
         Raises:
             Superseded: a newer start uses the directory.
         """
-        if self._lease is not None:
-            self._lease.beat()
+        self._lease.beat()
 
     @property
     def trainer(self) -> str:
@@ -166,13 +154,10 @@ class CheckpointStore(SnapshotDirectory):
             CheckpointError: it cannot be written.
         """
         path = self.directory / TRAINER
-        with checkpoint_errors("use", self.directory):
+        with system_errors("use", self.directory):
             if not path.exists():
-                temporary = self.directory / f"{TEMPORARY}{TRAINER}"
-                temporary.write_text(uuid.uuid4().hex[:16])
-                sync_to_disk(temporary)
-                temporary.rename(path)
-                sync_to_disk(self.directory)
+                with whole_file(path) as file:
+                    file.write(uuid.uuid4().hex[:16].encode())
             trainer = path.read_bytes().decode("ascii", "replace").strip()
         if not trainer.isascii() or not trainer.isprintable() or not trainer:
             raise CheckpointError(
@@ -183,8 +168,7 @@ class CheckpointStore(SnapshotDirectory):
 
     def close(self) -> None:
         """Let go of the directory. May be called twice."""
-        if self._lease is not None:
-            self._lease.close()
+        self._lease.close()
 
     def __enter__(self) -> CheckpointStore:
         return self
@@ -197,12 +181,12 @@ class CheckpointStore(SnapshotDirectory):
     def load(self, *, prune: bool = True) -> Checkpoint | None:
         """See `SnapshotDirectory.load`; the next delta is added to what is loaded.
 
-        If something is damaged, the next checkpoint is a base. Unless the store is
-        read-only or `prune` is False, checkpoints that nothing needs are removed: on a
-        full disk nothing could be saved.
+        If something is damaged, the next checkpoint is a base. Unless `prune` is False,
+        checkpoints that nothing needs are removed: on a full disk nothing could be
+        saved.
         """
         found = super().load()
-        if found is not None and self._lease is not None:
+        if found is not None:
             newer = [number for number in self.numbers() if number > found.number]
             self._first |= dict.fromkeys(newer, 0)
             self._first[found.number] = found.end.first
@@ -219,37 +203,6 @@ class CheckpointStore(SnapshotDirectory):
 
     # what is kept ---------------------------------------------------------------------
 
-    def copy(self, directory: str | Path, number: int | None = None) -> Checkpoint:
-        """Copy a checkpoint (None: the newest) and its chain into another directory,
-        also beside a trainer.
-
-        What a trainer removes meanwhile is copied nevertheless: it was opened before.
-
-        Raises:
-            CheckpointError: there is none, the directory has checkpoints of its own, or
-                it cannot be written to.
-        """
-        found = self.load() if number is None else self.load_number(number)
-        if found is None:
-            raise CheckpointError(f"there is no checkpoint in {self.directory}")
-        with (
-            CheckpointStore(directory) as target,
-            checkpoint_errors("copy a checkpoint into", target.directory),
-        ):
-            if target.paths():
-                raise CheckpointError(
-                    f"{directory} has checkpoints already: choose a new or an empty directory"
-                )
-            # base first: a crash in between leaves a whole, shorter chain
-            for snapshot in found.files():
-                path = target.directory / snapshot.path.relative_to(self.directory)
-                path.parent.mkdir(exist_ok=True)
-                temporary = path.with_name(f"{TEMPORARY}{path.name}")
-                snapshot.copy_to(temporary)
-                temporary.rename(path)
-                sync_to_disk(path.parent)
-        return found
-
     def _prune(self) -> None:
         """Remove what the newest `keep` that are whole do not need.
 
@@ -257,7 +210,6 @@ class CheckpointStore(SnapshotDirectory):
         does not make the save that came before it a failure: it is tried again after
         the next.
         """
-        assert self._lease is not None
         numbers = self.numbers()
         whole = [first for path in numbers.values() if (first := self._first_of(path))]
         first = min(whole[-self._keep :], default=0)

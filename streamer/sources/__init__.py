@@ -1,4 +1,4 @@
-"""Where records come from: Kafka, the embedded log, files and memory, all with the
+"""Where records come from: Kafka, the embedded log and files, all with the
 methods of `base.Source`.
 
 Belongs here: what moves bytes and offsets; what a record means is the business of

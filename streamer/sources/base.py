@@ -1,15 +1,23 @@
 """What a source of events is: partitions of records, each read in order from an offset.
 
-Kafka, the embedded log, files and memory all look like this to the rest of Streamer. A
+Kafka, the embedded log and files all look like this to the rest of Streamer. A
 source knows nothing of events: it moves bytes. As in Kafka, a position is the next
 offset to read, and a committed offset the next one to be processed.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
+
+logger = logging.getLogger(__name__)
+
+Record = tuple[bytes | None, bytes, int]
+"""Key (or None), value, timestamp in milliseconds since the epoch: what a writer
+appends.
+"""
 
 
 class Partition(NamedTuple):
@@ -115,13 +123,13 @@ class RebalanceListener(Protocol):
         What is committed before this returns is there for whoever is assigned them
         next, if the source has groups.
         """
-        ...
+        return
 
     def on_lost(self, partitions: Iterable[Partition]) -> None:
         """Forget these partitions: others may read them already, so nothing of them may
         be trained, saved or committed any more.
         """
-        ...
+        return
 
 
 class StartAt(RebalanceListener):
@@ -136,11 +144,6 @@ class StartAt(RebalanceListener):
 
     def on_assigned(self, partitions: Iterable[Partition]) -> Positions:
         return {p: self._positions[p] for p in partitions if p in self._positions}
-
-    def on_revoked(self, partitions: Iterable[Partition]) -> None:
-        """Nothing is to be given up."""
-
-    on_lost = on_revoked
 
 
 class Source(Protocol):
@@ -226,3 +229,14 @@ class Source(Protocol):
         called twice.
         """
         ...
+
+
+def warn_of_gap(partition: Partition, position: int, first: int) -> None:
+    """Report records that were removed before they were read."""
+    logger.warning(
+        "%s: offsets %d to %d were removed by retention before they were read; resuming at %d",
+        partition,
+        position,
+        first - 1,
+        first,
+    )

@@ -8,14 +8,12 @@ Reading goes on at a position by skipping that many lines.
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import select
 import stat
 import sys
 import time
-import zlib
 from pathlib import Path
 
 from streamer.errors import SourceError, UnknownTopic
@@ -29,8 +27,7 @@ any event.
 
 
 class FileSource:
-    """Reads lines of a file, of a gzip file (`.gz`), or of standard input (`-`) and
-    other pipes.
+    """Reads lines of a file, or of standard input (`-`) and other pipes.
 
     Records of a file have its time of change, those of a pipe the time when they came.
 
@@ -45,8 +42,7 @@ class FileSource:
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path)
         self._is_stdin = str(path) == "-"
-        self._raw: io.FileIO
-        self._file: io.FileIO | gzip.GzipFile | None = None
+        self._file: io.FileIO | None = None
         self._is_pipe = False
         self._number = 0  # of the line that `_partial` begins
         self._partial = b""
@@ -59,47 +55,39 @@ class FileSource:
     def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`."""
         try:
-            if self._is_stdin:
-                self._raw = io.FileIO(sys.stdin.fileno(), closefd=False)
-            else:
-                self._raw = io.FileIO(self._path)
+            name = sys.stdin.fileno() if self._is_stdin else self._path
+            self._file = io.FileIO(name, closefd=not self._is_stdin)
         except FileNotFoundError as error:
             raise UnknownTopic(
                 f"there is no file {self._path}: check the name"
             ) from error
         except OSError as error:
             raise SourceError(f"cannot read {self._path}: {error.strerror}") from error
-        self._is_pipe = not stat.S_ISREG(os.fstat(self._raw.fileno()).st_mode)
-        self._file = self._raw
-        if self._path.suffix == ".gz":
-            self._file = gzip.GzipFile(fileobj=self._raw)
+        self._is_pipe = not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
         trained = listener.on_assigned([self.partition]).get(self.partition, 0)
         self._start = listener.on_start({self.partition: trained})[self.partition]
         self._position = self._start
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`."""
+        assert self._file is not None, "open comes first"
         deadline = time.monotonic() + timeout_s
         while max_records > 0 and not self._lines and not self._ended:
             left_s = max(0.0, deadline - time.monotonic())
-            if self._is_pipe and not select.select([self._raw], [], [], left_s)[0]:
+            if self._is_pipe and not select.select([self._file], [], [], left_s)[0]:
                 break
-            self._feed(self._read())
+            self._feed(self._read(self._file))
             if time.monotonic() >= deadline:
                 break
         taken = self._lines[:max_records]
         self._lines = self._lines[max_records:]
-        return [self._chunk(taken)] if taken else []
+        return [self._chunk(self._file, taken)] if taken else []
 
-    def _read(self) -> bytes:
-        """Return the next bytes; b"" at the end."""
-        assert self._file is not None, "open comes first"
+    def _read(self, file: io.FileIO) -> bytes:
         try:
-            return self._file.read(BLOCK_BYTES)
-        except (OSError, EOFError, zlib.error) as error:
-            raise SourceError(
-                f"cannot unpack {self._path}: {error}. Is it complete?"
-            ) from error
+            return file.read(BLOCK_BYTES)
+        except OSError as error:
+            raise SourceError(f"cannot read {self._path}: {error.strerror}") from error
 
     def _feed(self, block: bytes) -> None:
         """Cut a block into lines; at the end, a last line may lack its newline."""
@@ -119,10 +107,10 @@ class FileSource:
                 "Give the same input, or start with another checkpoint directory"
             )
 
-    def _chunk(self, lines: list[tuple[int, bytes]]) -> Chunk:
+    def _chunk(self, file: io.FileIO, lines: list[tuple[int, bytes]]) -> Chunk:
         written_s = time.time()
         if not self._is_pipe:
-            written_s = os.fstat(self._raw.fileno()).st_mtime
+            written_s = os.fstat(file.fileno()).st_mtime
         self._position = lines[-1][0] + 1
         return Chunk(
             self.partition,
@@ -156,4 +144,4 @@ class FileSource:
     def close(self) -> None:
         """Let go of the file. May be called twice."""
         if self._file is not None:
-            self._raw.close()
+            self._file.close()

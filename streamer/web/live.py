@@ -140,7 +140,7 @@ def page_data(
         "ready": monitor.health.ready()._asdict(),
         "timeline": {"span": span, "columns": timeline.columns, "rows": rows},
         "figures": status.figures() if monitor.status is not None else None,
-        "cache": monitor.sampler_report,
+        "cache": status.sampler,
         "ranking": {
             "influence": status.influence,
             "towers": str(status.towers) if status.towers is not None else None,

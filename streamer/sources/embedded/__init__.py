@@ -2,5 +2,5 @@
 until there is a Kafka.
 
 Belongs here: writing the log (`log`), reading it (`source`), and sharing its partitions
-among processes (`groups`). May import: `sources.base`, `sources.positions`, `errors`.
+among processes (`groups`). May import: `sources.base`, `errors`.
 """

@@ -7,12 +7,12 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
 
-from streamer.errors import SourceError, SourceUnavailable
+from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 
 LOG_FILE = "log.sqlite3"
 FORMAT = 1
@@ -45,8 +45,10 @@ encode_run = msgspec.msgpack.Encoder().encode
 decode_run = msgspec.msgpack.Decoder(Run).decode
 
 
-def connect(path: Path, mode: str, busy_timeout_s: float) -> sqlite3.Connection:
-    """Open a database in autocommit mode; `mode` is SQLite's: ro, rw, rwc (create)."""
+def connect(
+    path: Path, busy_timeout_s: float = BUSY_TIMEOUT_S, mode: str = "rw"
+) -> sqlite3.Connection:
+    """Open a database in autocommit mode; `mode` is SQLite's: rw, or rwc to create it."""
     uri = f"{path.absolute().as_uri()}?mode={mode}"
     return sqlite3.connect(
         uri,
@@ -61,7 +63,7 @@ def create_or_open(path: Path) -> sqlite3.Connection:
     """Open the log for writing; create its tables if they are missing, even if others
     do the same now.
     """
-    db = connect(path, "rwc", BUSY_TIMEOUT_S)
+    db = connect(path, mode="rwc")
     try:
         if format_of(db, path) == 0:
             deadline = time.monotonic() + BUSY_TIMEOUT_S
@@ -73,11 +75,11 @@ def create_or_open(path: Path) -> sqlite3.Connection:
                     if time.monotonic() > deadline:
                         raise
                     time.sleep(0.01)
-            db.execute("BEGIN IMMEDIATE")
-            if format_of(db, path) == 0:
-                for statement in SCHEMA:
-                    db.execute(statement)
-            db.execute("COMMIT")
+            with db:
+                db.execute("BEGIN IMMEDIATE")
+                if format_of(db, path) == 0:
+                    for statement in SCHEMA:
+                        db.execute(statement)
     except BaseException:
         db.close()
         raise
@@ -99,17 +101,13 @@ def translated_errors(path: Path) -> Iterator[None]:
     """SQLite's errors as ours, with the file's name."""
     try:
         yield
-    except sqlite3.OperationalError as error:
+    except sqlite3.Error as error:
         if "locked" in str(error) or "busy" in str(error):
             raise SourceUnavailable(
                 f"{path} is in use by another writer: {error}. Try again"
             ) from error
         raise SourceError(
-            f"cannot use {path}: {error}. Check free space and permissions"
-        ) from error
-    except sqlite3.DatabaseError as error:
-        raise SourceError(
-            f"cannot use {path}: {error}. Is it a log of Streamer?"
+            f"cannot use {path}: {error}. Check free space and permissions, and that it is a log of Streamer"
         ) from error
     except OSError as error:
         raise SourceError(f"cannot use {path}: {error.strerror}") from error
@@ -124,6 +122,7 @@ def rows_of(db: sqlite3.Connection, topic: str) -> list[tuple[int, int]]:
 
 
 def topics_of(db: sqlite3.Connection) -> dict[str, int]:
+    """Each topic and its number of partitions."""
     return dict(
         db.execute(
             "SELECT topic, count(*) FROM partitions GROUP BY topic ORDER BY topic"
@@ -131,10 +130,17 @@ def topics_of(db: sqlite3.Connection) -> dict[str, int]:
     )
 
 
-def unknown_topic(path: Path, missing: Sequence[str], existing: Iterable[str]) -> str:
-    names = ", ".join(map(repr, missing))
-    there = ", ".join(map(repr, existing)) or "none"
-    return f"there is no topic {names} in {path.parent} (there: {there}). Write it first, or check the name"
+def check_topics(
+    path: Path, topics: Collection[str], existing: Collection[str]
+) -> None:
+    """Raise `UnknownTopic` unless all topics exist."""
+    missing = [repr(topic) for topic in topics if topic not in existing]
+    if missing:
+        there = ", ".join(map(repr, existing)) or "none"
+        raise UnknownTopic(
+            f"there is no topic {', '.join(missing)} in {path.parent} (there: {there}). "
+            "Write it first, or check the name"
+        )
 
 
 def ends_of(db: sqlite3.Connection, partition_id: int) -> tuple[int, int]:

@@ -25,6 +25,10 @@ SCHEMA = (
     "CREATE TABLE IF NOT EXISTS committed (name TEXT, topic TEXT, number INTEGER, "
     "position INTEGER, seen_s REAL, PRIMARY KEY (name, topic, number))"
 )
+USED_BYTES = (
+    "SELECT (page_count - freelist_count) * page_size "
+    "FROM pragma_page_count, pragma_freelist_count, pragma_page_size"
+)
 TRIM = """
     WITH passed AS (
         SELECT id, min(position) AS position
@@ -127,7 +131,7 @@ class GroupCommits:
             contextlib.suppress(sqlite3.Error),
             self._transaction(busy_timeout_s=0.05) as db,
         ):
-            excess = _used_bytes(db) - keep_bytes
+            excess = db.execute(USED_BYTES).fetchone()[0] - keep_bytes
             if excess > 0:
                 db.execute("DELETE FROM committed WHERE seen_s < ?", (forgotten_s,))
                 removed = db.execute(TRIM, (min(excess, STEP_BYTES),)).rowcount
@@ -136,17 +140,8 @@ class GroupCommits:
     @contextlib.contextmanager
     def _transaction(self, busy_timeout_s: float) -> Iterator[sqlite3.Connection]:
         """All or nothing, with the table of commits."""
-        with contextlib.closing(connect(self._path, "rw", busy_timeout_s)) as db:
+        with contextlib.closing(connect(self._path, busy_timeout_s)) as db, db:
             db.execute("PRAGMA synchronous = NORMAL")
             db.execute("BEGIN IMMEDIATE")
             db.execute(SCHEMA)
             yield db
-            db.execute("COMMIT")
-
-
-def _used_bytes(db: sqlite3.Connection) -> int:
-    names = ("page_count", "freelist_count", "page_size")
-    pages, free, page_bytes = (
-        db.execute(f"PRAGMA {name}").fetchone()[0] for name in names
-    )
-    return int((pages - free) * page_bytes)

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import Partition
+from streamer.errors import SourceError
+from streamer.sources.base import Partition, Record
 from streamer.sources.embedded.database import (
     LOG_FILE,
     Run,
+    check_topics,
     create_or_open,
     encode_run,
     rows_of,
     topics_of,
     translated_errors,
-    unknown_topic,
 )
-from streamer.sources.positions import Partitioner, Record
 
 GROUP_RECORDS = 4096
 """How many records of an append are sorted by partition together; see `source.py`."""
@@ -40,7 +41,7 @@ class EmbeddedLog:
     def __init__(self, data_dir: str | Path) -> None:
         self._path = Path(data_dir) / LOG_FILE
         self._lock = threading.Lock()
-        self._partitioners: dict[str, Partitioner] = {}
+        self._turn = itertools.count()
         with translated_errors(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._db = create_or_open(self._path)
@@ -73,8 +74,8 @@ class EmbeddedLog:
         """Append records, all of them or (on an error, or if killed) none, and return
         the ends of all partitions.
 
-        Each goes to the partition of its key (`Partitioner`), without a key to the
-        next in turn, or all go to the given partition.
+        Each goes to the partition of its key, without a key to the next in turn, or all
+        go to the given partition.
 
         Raises:
             msgspec.ValidationError: keys and values must be bytes, timestamps integers.
@@ -89,7 +90,7 @@ class EmbeddedLog:
                 )
             ends = [next_offset for _, next_offset in rows]
             for group in _groups(records, GROUP_RECORDS):
-                for number, run in self._runs(topic, group, len(rows), partition):
+                for number, run in self._by_partition(group, len(rows), partition):
                     keys, values, timestamps_ms = zip(*run, strict=True)
                     columns = (timestamps_ms, keys, values)
                     checked = msgspec.convert(columns, Run, builtin_types=[bytes])
@@ -114,10 +115,8 @@ class EmbeddedLog:
         return {Partition(topic, number): end for number, (_, end) in enumerate(rows)}
 
     def _rows_of(self, topic: str) -> list[tuple[int, int]]:
-        rows = rows_of(self._db, topic)
-        if not rows:
-            raise UnknownTopic(unknown_topic(self._path, [topic], topics_of(self._db)))
-        return rows
+        check_topics(self._path, [topic], topics_of(self._db))
+        return rows_of(self._db, topic)
 
     def close(self) -> None:
         """Let go of the database. May be called twice."""
@@ -130,39 +129,33 @@ class EmbeddedLog:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _runs(
-        self,
-        topic: str,
-        group: Sequence[Record],
-        partitions: int,
-        partition: int | None,
-    ) -> Iterator[tuple[int, Sequence[Record]]]:
-        """Sort a group by partition, stably, and yield each partition's part."""
+    def _by_partition(
+        self, group: Sequence[Record], partitions: int, partition: int | None
+    ) -> list[tuple[int, Sequence[Record]]]:
+        """Sort a group by partition, stably, and return each partition's part."""
         if partition is not None or partitions == 1:
-            yield partition or 0, group
-            return
-        choose = self._partitioners.setdefault(topic, Partitioner(partitions)).choose
-        runs: list[list[Record]] = [[] for _ in range(partitions)]
+            return [(partition or 0, group)]
+        runs: dict[int, list[Record]] = {}
         for record in group:
-            runs[choose(record[0])].append(record)
-        for number, run in enumerate(runs):
-            if run:
-                yield number, run
+            number = self._partition_of(record[0], partitions)
+            runs.setdefault(number, []).append(record)
+        return sorted(runs.items())
+
+    def _partition_of(self, key: bytes | None, partitions: int) -> int:
+        """The number of a key's partition, never to be changed; without a key the next
+        in turn.
+        """
+        number = next(self._turn) if key is None else zlib.crc32(key)
+        return number % partitions
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[None]:
         """All or nothing. Taking the write lock first means that no step within can
         find the log busy.
         """
-        with self._lock, translated_errors(self._path):
+        with self._lock, translated_errors(self._path), self._db:
             self._db.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._db.execute("COMMIT")
-            except BaseException:
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
+            yield
 
 
 def _groups(records: Sequence[Record], size: int) -> Iterator[Sequence[Record]]:

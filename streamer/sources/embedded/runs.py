@@ -7,98 +7,97 @@ from __future__ import annotations
 import sqlite3
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
 
 from streamer.errors import SourceError
-from streamer.sources.base import Chunk, Partition
+from streamer.sources.base import Chunk, Partition, warn_of_gap
 from streamer.sources.embedded.database import decode_run
-from streamer.sources.positions import warn_of_gap
+
+
+@dataclass(slots=True)
+class Reading:
+    """How far a partition is read."""
+
+    partition: Partition
+    next_offset: int
+    lost: int = 0
+    """Offsets that were removed before they were read, not yet reported by a chunk."""
+
+    def skip_to(self, first: int) -> None:
+        """Go on at an offset; what is before was removed."""
+        if first > self.next_offset:
+            warn_of_gap(self.partition, self.next_offset, first)
+            self.lost += first - self.next_offset
+            self.next_offset = first
 
 
 class RunReader:
-    """Where a reader is in the log. For one thread, but for `partitions`."""
+    """Where a reader is in the log. For one thread, but for `readings`."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-        self.partitions: dict[int, Partition] = {}
-        """By the id of its row; replaced when there are more."""
-        self._next: dict[int, int] = {}  # the next offset to fetch, by the same id
-        self._lost: dict[int, int] = {}  # removed before them, not yet reported
+        self.db = db
+        self.readings: dict[int, Reading] = {}
+        """By the id of a partition's row; replaced when there are more."""
         self._cursor = 0  # every run of ours up to this number was fetched
         self._pending: deque[Chunk] = deque()  # fetched, not returned yet
 
-    def add(
-        self,
-        partitions: Mapping[int, Partition],
-        positions: Mapping[Partition, int],
-        lost: Mapping[Partition, int],
-    ) -> None:
-        """Read these, too, from their positions on; `lost` offsets before those were
-        removed.
-        """
-        cursor = self._cursor if self.partitions else self._last_seq()
-        for row, partition in partitions.items():
-            position = positions[partition]
-            self._next[row] = position
-            self._lost[row] = lost.get(partition, 0)
-            # the cursor must be before the run that holds the position, or the oldest
-            holds = self._db.execute(
+    def add(self, readings: Mapping[int, Reading]) -> None:
+        """Read these partitions, too."""
+        cursor = self._cursor if self.readings else self._last_seq()
+        for row, reading in readings.items():
+            # the cursor must be before the run that holds the offset, or the oldest
+            holds = self.db.execute(
                 "SELECT seq, first_offset + count FROM batches WHERE partition = ? AND first_offset <= max(?, "
                 "(SELECT min(first_offset) FROM batches WHERE partition = ?)) ORDER BY first_offset DESC LIMIT 1",
-                (row, position, row),
+                (row, reading.next_offset, row),
             ).fetchone()
-            if holds is not None and position < holds[1]:
+            if holds is not None and reading.next_offset < holds[1]:
                 cursor = min(cursor, holds[0] - 1)
         self._cursor = cursor
-        self.partitions = self.partitions | dict(partitions)
+        self.readings = self.readings | dict(readings)
 
     def fetch(self, max_records: int) -> None:
         """Have enough ready for `take(max_records)`, unless it is ready or not there."""
-        if self._pending or not self.partitions:
+        if self._pending or not self.readings:
             return
         last_seq = self._last_seq()
-        ids = ",".join(map(str, self.partitions))
-        cursor = self._db.execute(
+        ids = ",".join(map(str, self.readings))
+        runs = self.db.execute(
             "SELECT seq, partition, first_offset, count, records FROM batches "
             f"NOT INDEXED WHERE seq > ? AND partition IN ({ids}) ORDER BY seq",  # along the rows, no sorting
             (self._cursor,),
         )
-        found: list[tuple[int, int, int, bytes]] = []
-        for seq, row, first_offset, count, records in cursor:
+        for seq, row, first_offset, count, records in runs:
             self._cursor = seq
-            known = max(0, self._next[row] - first_offset)
-            if known < count:
-                found.append((row, first_offset, count, records))
-                max_records -= count - known
+            unread = first_offset + count - self.readings[row].next_offset
+            if unread > 0:
+                self._unpack(self.readings[row], first_offset, count, records)
+                max_records -= min(unread, count)
             if max_records <= 0:
                 break
-        cursor.close()  # ends the read transaction, so that SQLite can recycle its WAL
-        if not found:
+        if not self._pending:
             # pass by what is not ours; its end was asked for before we looked
             self._cursor = max(self._cursor, last_seq)
-        for run in found:
-            self._unpack(*run)
 
-    def _unpack(self, row: int, first_offset: int, count: int, records: bytes) -> None:
-        """Turn a run into a chunk, without what lies before our position."""
-        partition = self.partitions[row]
-        position = self._next[row]
-        lost = self._lost.pop(row, 0)
-        if first_offset > position:
-            warn_of_gap(partition, position, first_offset)
-            lost += first_offset - position
+    def _unpack(
+        self, reading: Reading, first_offset: int, count: int, records: bytes
+    ) -> None:
+        """Turn a run into a chunk, without what was read before."""
+        reading.skip_to(first_offset)
         try:
             timestamps_ms, keys, values = decode_run(records)
         except msgspec.MsgspecError as error:
             raise SourceError(
-                f"the records of {partition} from offset {first_offset} are damaged: {error}"
+                f"the records of {reading.partition} from offset {first_offset} are damaged: {error}"
             ) from error
         offsets = list(range(first_offset, first_offset + count))
-        chunk = Chunk(partition, offsets, timestamps_ms, keys, values)
-        chunk = chunk.part(max(0, position - first_offset))
-        chunk.lost = lost
-        self._next[row] = first_offset + count
+        chunk = Chunk(reading.partition, offsets, timestamps_ms, keys, values)
+        chunk = chunk.part(reading.next_offset - first_offset)
+        chunk.lost = reading.lost
+        reading.lost = 0
+        reading.next_offset = first_offset + count
         self._pending.append(chunk)
 
     def take(self, max_records: int) -> list[Chunk]:
@@ -120,11 +119,11 @@ class RunReader:
 
     def positions(self) -> dict[Partition, int]:
         """Return for each partition the offset that `take` returns next."""
-        following = {p: self._next[row] for row, p in self.partitions.items()}
+        following = {r.partition: r.next_offset for r in self.readings.values()}
         for chunk in reversed(self._pending):  # fetched, but not returned
             following[chunk.partition] = chunk.offsets[0]
         return following
 
     def _last_seq(self) -> int:
-        last = self._db.execute("SELECT max(seq) FROM batches").fetchone()[0]
+        last = self.db.execute("SELECT max(seq) FROM batches").fetchone()[0]
         return int(last or 0)

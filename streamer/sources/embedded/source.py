@@ -38,30 +38,56 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from streamer.errors import SourceError, UnknownTopic
+from streamer.errors import SourceError
 from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
-from streamer.sources.embedded import database
 from streamer.sources.embedded.database import (
+    BUSY_TIMEOUT_S,
     LOG_FILE,
+    check_topics,
     connect,
+    ends_of,
+    first_offset_since,
+    format_of,
     rows_of,
     topics_of,
     translated_errors,
 )
 from streamer.sources.embedded.groups import ConsumerGroup, GroupCommits
-from streamer.sources.embedded.runs import RunReader
-from streamer.sources.positions import (
-    StartPolicy,
-    as_topics,
-    checked_partitions,
-    checked_position,
-    warn_of_gap,
-)
+from streamer.sources.embedded.runs import Reading, RunReader
 
 IDLE_SLEEP_S = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class StartPolicy:
+    """Where partitions begin that have no position.
+
+    Args:
+        start: at their beginning, or at their end.
+        timestamp_ms: instead of `start`: at the first record with at least this
+            timestamp.
+        from_beginning: topics that begin at their beginning in any case.
+    """
+
+    start: Literal["earliest", "latest"] = "earliest"
+    timestamp_ms: int | None = None
+    from_beginning: Collection[str] = ()
+
+    def offset(self, db: sqlite3.Connection, row: int, topic: str) -> int:
+        """Return where a partition begins, given the id of its row."""
+        first, end = ends_of(db, row)
+        if topic in self.from_beginning:
+            return first
+        if self.timestamp_ms is not None:
+            return first_offset_since(db, row, self.timestamp_ms, end)
+        return first if self.start == "earliest" else end
+
+
 EARLIEST = StartPolicy()
 DEFAULT_GROUP = ConsumerGroup()
 
@@ -98,41 +124,32 @@ class EmbeddedSource:
         group: ConsumerGroup | None = DEFAULT_GROUP,
     ) -> None:
         self._path = Path(data_dir) / LOG_FILE
-        self._missing = as_topics(topics)
+        self._missing = [topics] if isinstance(topics, str) else list(topics)
         self._wanted = partitions
         self._start = start
         self._wait_for_topic = wait_for_topic
         self._commits = GroupCommits(self._path, group) if group is not None else None
-        self._listener: RebalanceListener | None = None
-        self._db: sqlite3.Connection | None = None
+        self._listener: RebalanceListener
         self._inode = 0
         self._runs: RunReader | None = None
+        """Once the log is there; it holds the connection."""
         self._ends: dict[int, int] = {}  # by the id of its row, as far as is known
 
     def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`."""
         self._listener = listener
         try:
-            with translated_errors(self._path):
-                self._connect()
-                existing = topics_of(self._db) if self._db is not None else {}
-                missing = [topic for topic in self._missing if topic not in existing]
-                if missing and not self._wait_for_topic:
-                    raise UnknownTopic(
-                        database.unknown_topic(self._path, missing, existing)
-                    )
-                if self._db is not None:
-                    with self._snapshot(self._db):
-                        self._take_over_topics(self._db, self._start)
+            if not self._wait_for_topic:
+                check_topics(self._path, self._missing, _topics_in(self._path))
+            self._fetch(0, self._start)
         except BaseException:
             self.close()
             raise
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`."""
-        assert self._listener is not None, "open comes first"
         deadline = time.monotonic() + timeout_s
-        if self._commits is not None and self._db is not None:
+        if self._commits is not None and self._runs is not None:
             self._commits.flush()
             self._commits.trim()
         while True:
@@ -140,7 +157,7 @@ class EmbeddedSource:
             remaining_s = deadline - time.monotonic()
             if chunks or max_records == 0 or remaining_s <= 0:
                 return chunks
-            if self._db is not None and not self._is_same_file():
+            if self._runs is not None and not self._is_same_file():
                 raise SourceError(
                     f"{self._path} was removed or replaced while it was read; start again"
                 )
@@ -151,47 +168,43 @@ class EmbeddedSource:
         return self._runs.positions() if self._runs is not None else {}
 
     def commit(self, positions: Positions) -> None:
-        """Store the positions as those of the group (`committed_positions`) at the next
-        poll, or at `close`.
-        """
+        """Store the positions as those of the group at the next poll, or at `close`."""
         if self._commits is not None:
             self._commits.add(positions)
 
     def end_offsets(self) -> Positions:
         """See `Source.end_offsets`. Any thread may ask, so over a connection of its
         own; what was known last if the log does not respond."""
-        partitions = self._runs.partitions if self._runs is not None else {}
-        if partitions:
+        readings = self._runs.readings if self._runs is not None else {}
+        if readings:
             with (
                 contextlib.suppress(sqlite3.Error),
-                contextlib.closing(connect(self._path, "rw", 1.0)) as db,
+                contextlib.closing(connect(self._path, 1.0)) as db,
             ):
                 self._ends = dict(db.execute("SELECT id, next_offset FROM partitions"))
         ends = self._ends
-        return {p: ends[row] for row, p in partitions.items() if row in ends}
+        return {r.partition: ends[row] for row, r in readings.items() if row in ends}
 
     def close(self) -> None:
         """Store what was committed and let go of the database. May be called twice."""
-        self._listener = None
-        if self._db is not None:
+        if self._runs is not None:
             if self._commits is not None:
-                self._commits.flush(database.BUSY_TIMEOUT_S)
-            self._db.close()
-            self._db = None
+                self._commits.flush(BUSY_TIMEOUT_S)
+            self._runs.db.close()
+            self._runs = None
 
-    def _connect(self) -> None:
+    def _connect(self) -> RunReader | None:
         """Open the database if it is there and has its tables; otherwise leave it for
         later.
         """
-        if not self._path.exists():
-            return
-        db = connect(self._path, "rw", database.BUSY_TIMEOUT_S)
-        if database.format_of(db, self._path) == 0:
-            db.close()  # a writer is about to create the tables
-            return
-        self._db = db
-        self._inode = self._path.stat().st_ino
-        self._runs = RunReader(db)
+        if self._runs is None and self._path.exists():
+            db = connect(self._path)
+            if format_of(db, self._path) == 0:
+                db.close()  # a writer is about to create the tables
+                return None
+            self._inode = self._path.stat().st_ino
+            self._runs = RunReader(db)
+        return self._runs
 
     def _is_same_file(self) -> bool:
         """A removed log would be waited for in vain: its file lives on, unseen, as long
@@ -202,75 +215,77 @@ class EmbeddedSource:
         except FileNotFoundError:
             return False
 
-    @contextlib.contextmanager
-    def _snapshot(self, db: sqlite3.Connection) -> Iterator[None]:
-        """All reads within see one state of the log."""
-        db.execute("BEGIN")
-        try:
-            yield
-        finally:
-            db.execute("COMMIT")
+    def _fetch(self, max_records: int, start: StartPolicy = EARLIEST) -> list[Chunk]:
+        """Return the next records that are there, of topics that appeared, too.
 
-    def _fetch(self, max_records: int) -> list[Chunk]:
-        """Return the next records that are there."""
+        All reads see one state of the log, or a topic that appears between two of them
+        could be passed by.
+        """
         with translated_errors(self._path):
-            if self._db is None:
-                self._connect()
-            if self._db is None or self._runs is None:
+            runs = self._connect()
+            if runs is None:
                 return []
-            if self._missing:
-                # or a topic that appears between the two could be passed by
-                with self._snapshot(self._db):
-                    self._take_over_topics(self._db, EARLIEST)
-                    self._runs.fetch(max_records)
-            else:
-                self._runs.fetch(max_records)
-        return self._runs.take(max_records)
+            with runs.db:
+                runs.db.execute("BEGIN")
+                if self._missing:
+                    self._take_over_topics(runs, start)
+                if max_records:
+                    runs.fetch(max_records)
+        return runs.take(max_records)
 
-    def _take_over_topics(self, db: sqlite3.Connection, start: StartPolicy) -> None:
+    def _take_over_topics(self, runs: RunReader, start: StartPolicy) -> None:
         """Ask the listener for positions in all partitions of the missing topics that
         are there now, and read on there.
         """
-        assert self._listener is not None, "open comes first"
-        assert self._runs is not None
-        existing = topics_of(db)
+        existing = topics_of(runs.db)
         new: dict[int, Partition] = {}
         for topic in self._missing:
             if topic in existing:
-                rows = rows_of(db, topic)
-                for partition in checked_partitions(topic, len(rows), self._wanted):
-                    new[rows[partition.number][0]] = partition
+                for number, (row, _) in enumerate(rows_of(runs.db, topic)):
+                    if self._wanted is None or number in self._wanted:
+                        new[row] = Partition(topic, number)
         self._missing = [topic for topic in self._missing if topic not in existing]
         if not new:
             return
         trained = self._listener.on_assigned(list(new.values()))
-        positions: dict[Partition, int] = {}
-        lost: dict[Partition, int] = {}
+        readings: dict[int, Reading] = {}
         for row, partition in new.items():
-            first, end = database.ends_of(db, row)
-            if partition not in trained:
-                positions[partition] = _by_policy(db, row, partition.topic, start)
-                continue
-            position = checked_position(partition, trained[partition], end)
-            if position < first:
-                warn_of_gap(partition, position, first)
-                lost[partition] = first - position
-            positions[partition] = max(position, first)
-        positions |= self._listener.on_start(positions)
-        self._runs.add(new, positions, lost)
+            first, end = ends_of(runs.db, row)
+            position = trained.get(partition)
+            if position is None:
+                position = start.offset(runs.db, row, partition.topic)
+            _check_position(partition, position, end)
+            readings[row] = Reading(partition, position)
+            readings[row].skip_to(first)
+        starts = {r.partition: r.next_offset for r in readings.values()}
+        starts |= self._listener.on_start(starts)
+        for reading in readings.values():
+            reading.next_offset = starts[reading.partition]
+        runs.add(readings)
         if self._commits is not None:  # from now on, retention waits for us
-            self._commits.add(positions)
-            self._commits.flush(database.BUSY_TIMEOUT_S)
+            self._commits.add(starts)
+            self._commits.flush(BUSY_TIMEOUT_S)
 
 
-def _by_policy(db: sqlite3.Connection, row: int, topic: str, start: StartPolicy) -> int:
-    """Where a partition begins that has no position."""
-    first, end = database.ends_of(db, row)
-    if topic in start.from_beginning:
-        return first
-    if start.timestamp_ms is not None:
-        return database.first_offset_since(db, row, start.timestamp_ms, end)
-    return first if start.start == "earliest" else end
+def _check_position(partition: Partition, position: int, end: int) -> None:
+    """Refuse a position beyond the end of the partition.
+
+    The log would not be the one that the position was taken from; reading on would
+    silently lose or double events.
+    """
+    if position > end:
+        raise SourceError(
+            f"{partition} ends at offset {end}, but reading should resume at {position}: the log was replaced "
+            "since that position was recorded. Bring the old log back, or use another checkpoint directory"
+        )
+
+
+def _topics_in(path: Path) -> dict[str, int]:
+    """Each topic of a log and its number of partitions; nothing is created."""
+    if not path.exists():
+        return {}
+    with translated_errors(path), contextlib.closing(connect(path)) as db:
+        return topics_of(db) if format_of(db, path) else {}
 
 
 def all_partitions(
@@ -282,17 +297,12 @@ def all_partitions(
         UnknownTopic: a topic is not there, and nobody is to `wait` for it.
     """
     path = Path(data_dir) / LOG_FILE
-    existing: dict[str, int] = {}
-    if path.exists():
-        with (
-            translated_errors(path),
-            contextlib.closing(connect(path, "rw", database.BUSY_TIMEOUT_S)) as db,
-        ):
-            existing = topics_of(db) if database.format_of(db, path) else {}
-    missing = [topic for topic in topics if topic not in existing]
-    if missing and not wait:
-        raise UnknownTopic(database.unknown_topic(path, missing, existing))
+    existing = _topics_in(path)
+    if not wait:
+        check_topics(path, topics, existing)
     found: list[Partition] = []
-    for topic in () if missing else topics:
-        found += checked_partitions(topic, existing[topic], None)
+    for topic in topics:
+        if topic not in existing:
+            return []
+        found += [Partition(topic, number) for number in range(existing[topic])]
     return found

@@ -307,5 +307,4 @@ def _near(missing: Iterable[str], existing: Iterable[str]) -> str:
     near = {name for topic in missing for name in get_close_matches(topic, names)}
     if near:
         return f"did you mean {' or '.join(sorted(near))}?"
-    more = ", ..." if len(names) > 10 else ""
-    return f"it has {', '.join(names[:10]) or 'none'}{more}."
+    return f"there are {len(names)} others."

@@ -13,12 +13,17 @@ from typing import Any
 from kafka import OffsetAndMetadata, errors
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
-from streamer.sources.base import Partition, Position, Positions, RebalanceListener
+from streamer.sources.base import (
+    Partition,
+    Position,
+    Positions,
+    RebalanceListener,
+    warn_of_gap,
+)
 from streamer.sources.kafka.consumer import LOOKUP_TIMEOUT_MS, Consumer
 from streamer.sources.kafka.offsets import Commit, OffsetTable
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.starts import Starts
-from streamer.sources.positions import warn_of_gap
 
 log = logging.getLogger(__name__)
 
@@ -162,14 +167,13 @@ class KafkaPartitions(RebalanceListener):
             partition = Partition(*tp)
             if partition not in self._table.reading():
                 continue
-            at = f"offset {end.offset:,}" if end else "an offset that is not known"
-            problem = f"{partition}: a new leader has truncated its log to {at}"
-            if self._settings.auto_offset_reset == "error":
-                raise SourceError(f"{problem}. To go on, use --start earliest")
-            log.warning("%s; resuming there", problem)
             if end is None:
                 log_end = consumer.end_offsets([partition])[partition]
                 end = OffsetAndMetadata(log_end, "", -1)
+            problem = f"{partition}: a new leader has truncated its log to offset {end.offset:,}"
+            if self._settings.auto_offset_reset == "error":
+                raise SourceError(f"{problem}. To go on, use --start earliest")
+            log.warning("%s; resuming there", problem)
             topic_id = consumer.topic_id(partition.topic)
             self._reassign([partition])
             at_most = Position(end.offset, topic_id, end.leader_epoch)

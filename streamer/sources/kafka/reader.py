@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from streamer.errors import SourceError, SourceUnavailable
@@ -47,9 +47,12 @@ class KafkaReader(KafkaPartitions, ABC):
 
     at_end = False
     is_member = True
+    _has_member: Callable[[set[str]], bool] | None = None
+    """Whether one of some trainers runs in our group; None without a group."""
 
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
+        self._group_id: str | None = settings.group_id
         self._watch: Watch
         self._look_at = 0.0
         self._polled_s = 0.0
@@ -59,11 +62,11 @@ class KafkaReader(KafkaPartitions, ABC):
 
     def open(self, listener: RebalanceListener) -> None:
         """See `Source.open`. After an error it may be called again."""
-        consumer = self._connection = self._connect()
+        consumer = self._connection = Consumer(self._settings, self._group_id)
         self._opened = False
         self._listener = listener
         self._watch = Watch(consumer, self._table, self._where)
-        self._starts = self._make_starts(consumer)
+        self._starts = Starts(self._settings, consumer, self._has_member)
         try:
             self._ask_for_partitions(consumer)
             self._wait_for_partitions(consumer)
@@ -72,12 +75,6 @@ class KafkaReader(KafkaPartitions, ABC):
             raise
         self._opened = True
         self._watch.start()
-
-    @abstractmethod
-    def _connect(self) -> Consumer: ...
-
-    @abstractmethod
-    def _make_starts(self, consumer: Consumer) -> Starts: ...
 
     @abstractmethod
     def _ask_for_partitions(self, consumer: Consumer) -> None: ...

@@ -21,9 +21,8 @@ from streamer.sources.base import Partition, Positions
 from streamer.sources.kafka.client import GuardedClient, connect
 from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.offsets import Commit
-from streamer.sources.kafka.reader import LOOK_S, KafkaReader
+from streamer.sources.kafka.reader import KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
-from streamer.sources.kafka.starts import Starts
 
 __all__ = ["KafkaSettings", "KafkaSource"]
 
@@ -45,26 +44,19 @@ class KafkaSource(KafkaReader):
     def __init__(self, settings: KafkaSettings) -> None:
         super().__init__(settings)
         self._joined_s = -math.inf
-        self._unread_since: dict[Partition, float] = {}
-        self._ask_commits_at = 0.0
         # partitions of others
         self._has_reader: set[Partition] = set()
+        self._unread_since: dict[Partition, float] = {}
         self._ends_of_others: dict[Partition, int] = {}
         self._done_by_others: set[Partition] = set()
 
     # -------------------------------------------------------------------- open, close
 
-    def _connect(self) -> Consumer:
-        self._joined_s = -math.inf
-        return Consumer(self._settings, self._settings.group_id)
-
-    def _make_starts(self, consumer: Consumer) -> Starts:
-        return Starts(self._settings, consumer, self._has_member)
-
     def _ask_for_partitions(self, consumer: Consumer) -> None:
         """See that the topics are there, subscribe, and look at them again: without
         that the client would rebalance a second time, when it learns of them.
         """
+        self._joined_s = -math.inf
         consumer.check_topics()
         consumer.subscribe(self)
         consumer.check_topics(self._settings.open_timeout_s)
@@ -152,57 +144,54 @@ class KafkaSource(KafkaReader):
             return True
         return any(m["group_instance_id"] in instance_ids for m in found["members"])
 
+    # -------------------------------------------------------------------- others
+
     @property
     def all_assigned(self) -> bool:
         """See `Source.all_assigned`."""
-        consumer = self._consumer
-        existing = set(consumer.all_partitions())
-        others = existing - self._table.reading().keys()
-        with contextlib.suppress(SourceUnavailable):
-            self._look_at_commits(consumer, others - self._done_by_others)
-        return bool(existing) and others <= self._done_by_others
+        existing = set(self._consumer.all_partitions())
+        return bool(existing) and self._others(existing) <= self._done_by_others
+
+    def _others(self, partitions: set[Partition]) -> set[Partition]:
+        return partitions - self._table.reading().keys()
+
+    def _look_at_topics(self, consumer: Consumer) -> None:
+        """See also what became of the partitions that are not ours."""
+        super()._look_at_topics(consumer)
+        others = self._others(set(consumer.all_partitions()))
+        others -= self._done_by_others & self._has_reader
+        if others:
+            self._look_at_commits(consumer, others)
+            self._have_them_read(consumer, others - self._has_reader)
 
     def _look_at_commits(self, consumer: Consumer, others: set[Partition]) -> None:
-        """Note the partitions whose committed offset has reached the end that they had
-        when we first looked.
+        """Note the partitions that have a reader, and those whose committed offset has
+        reached the end that they had when we first looked.
         """
-        if not others or time.monotonic() < self._ask_commits_at:
-            return
-        self._ask_commits_at = time.monotonic() + LOOK_S
         new = others - self._ends_of_others.keys()
         if new:
             self._ends_of_others |= consumer.end_offsets(new)
         commits = consumer.committed(others)
+        self._has_reader |= commits.keys()
         for partition in others:
             commit = commits.get(partition, NOTHING)
             if commit.reaches(self._ends_of_others[partition]):
                 self._done_by_others.add(partition)
 
-    def _look_at_topics(self, consumer: Consumer) -> None:
-        super()._look_at_topics(consumer)
-        if consumer.instance_id:
-            self._look_for_unread(consumer)
-
-    def _look_for_unread(self, consumer: Consumer) -> None:
+    def _have_them_read(self, consumer: Consumer, unread: set[Partition]) -> None:
         """Have the group rebalance if a partition has had no reader for a while; every
-        reader commits where it begins.
+        trainer commits where it begins.
 
         The client does that itself where it leads the group. After a restart of a
         static member no client knows that it does (KAFKA-13435).
         """
-        missing = set(consumer.all_partitions()) - self._has_reader
-        missing -= self._table.reading().keys()
-        if not missing:
-            return
-        self._has_reader |= consumer.committed(missing).keys()
         now = time.monotonic()
-        unread: list[str] = []
-        for partition in sorted(missing - self._has_reader):
+        overdue: list[str] = []
+        for partition in sorted(unread):
             if now - self._unread_since.setdefault(partition, now) > UNREAD_S:
-                unread.append(str(partition))
-        if unread:
-            log.info(
-                "Nobody reads %s yet: asking the group to rebalance", ", ".join(unread)
-            )
+                overdue.append(str(partition))
+        if overdue and consumer.instance_id:
+            names = ", ".join(overdue)
+            log.info("Nobody reads %s yet: asking the group to rebalance", names)
             self._unread_since = {}
             consumer.request_rejoin()

@@ -13,7 +13,6 @@ from streamer.sources.base import Chunk, Partition, Positions
 from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.reader import SLICE_S, KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
-from streamer.sources.kafka.starts import Starts
 
 
 class KafkaTail(KafkaReader):
@@ -37,12 +36,7 @@ class KafkaTail(KafkaReader):
     ) -> None:
         super().__init__(replace(settings, trainer=None))
         self._assigned = assigned
-
-    def _connect(self) -> Consumer:
-        return Consumer(self._settings, group_id=None)
-
-    def _make_starts(self, consumer: Consumer) -> Starts:
-        return Starts(self._settings, consumer)
+        self._group_id = None
 
     def _ask_for_partitions(self, consumer: Consumer) -> None:
         consumer.check_topics(self._settings.open_timeout_s)
