@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from streamer.event import Features, encode_all
-from streamer.sources.positions import Record
+from streamer.sources.base import Record
 
 __all__ = ["MAX_EXAMPLES", "Events", "MalformedRows", "Record"]
 

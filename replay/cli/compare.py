@@ -52,10 +52,11 @@ def compare(
     from msgspec import json
     from msgspec.structs import replace
 
-    from streamer.replay.evaluation.results import Results, write_file
+    from streamer.replay.evaluation.results import Results
     from streamer.replay.evaluation.runs import plan_runs, run_all
     from streamer.replay.evaluation.tables import markdown
     from streamer.replay.streams import log_name
+    from streamer.snapshot.directory import whole_file
 
     # 1. what can be wrong, before the first run takes its time
     chosen = [name.strip() for name in methods.split(",") if name.strip()]
@@ -68,7 +69,8 @@ def compare(
     # 3. what they found
     tables = markdown(runs)
     if out is not None:
-        write_file(out / "results.md", tables.encode())
+        with whole_file(out / "results.md") as file:
+            file.write(tables.encode())
         click.echo(f"results.json and results.md are written to {out}", err=True)
     click.echo(json.encode(runs).decode() if as_json else tables)
 

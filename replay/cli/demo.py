@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
-import math
 import os
 import shlex
 import shutil
@@ -25,8 +24,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
+import numpy as np
 
-import streamer
 from streamer.build import build_pipeline
 from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.cli.run import stop_on_signals, watching
@@ -37,7 +36,6 @@ from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
     from streamer.learner import Learner
-    from streamer.metrics.status import Status
     from streamer.pipeline import Pipeline
 
 Figures = dict[str, Any]
@@ -107,7 +105,7 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
     compares its hit rate with that of the best trivial recommender. The demo needs no
     broker, no Redis, no GPU and no download. Ctrl-C ends it early, with the summary.
     """
-    deadline = time.monotonic() + (settings.seconds if not settings.serve else math.inf)
+    started = time.monotonic()
     directory = settings.data_dir or Path(tempfile.mkdtemp(prefix="streamer-demo-"))
     directory = directory.absolute()
     source = f"a made-up stream in {directory}"
@@ -116,7 +114,7 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
         make_reporter(settings.log_format, source, LINE_EVERY_S) as reporter,
     ):
         reporter.note("loading the trainer")
-        figures = run_demo(settings, directory, deadline, reporter, watch)
+        figures = run_demo(settings, directory, started, reporter, watch)
         reporter.finish(None)
     click.echo(json.dumps(figures) if as_json else "\n".join(summary(figures)))
 
@@ -124,7 +122,7 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
 def run_demo(
     settings: DemoSettings,
     directory: Path,
-    deadline: float,
+    started: float,
     reporter: Reporter,
     watch: Callable[[Pipeline], str | None],
 ) -> Figures:
@@ -133,7 +131,7 @@ def run_demo(
 
     Args:
         directory: of log and checkpoints.
-        deadline: when to stop, on the monotonic clock.
+        started: when the command was given, on the monotonic clock.
         watch: has the trainer watched, and returns the address of the live page.
     """
     from streamer.web.live import open_browser, opens_browser
@@ -142,28 +140,26 @@ def run_demo(
 
     def stop(reason: str) -> None:
         nonlocal ended_by
-        ended_by = reason
+        if ended_by == "events":  # the first reason counts
+            ended_by = reason
         reporter.note("stopping after this step; what was learned is being saved")
         pipeline.stop()
 
-    def on_status(status: Status) -> None:
-        reporter.update(status)
-        is_late = time.monotonic() >= deadline
-        learned = status.accounting.get("consumed", 0)
-        if is_late and ended_by == "events" and learned < settings.events:
-            stop("time")
-
     # 1. the trainer, as `streamer run` builds it
     pipeline = build_pipeline(demo_settings(settings, directory))
-    pipeline.on_status = on_status
+    pipeline.on_status = reporter.update
     url = watch(pipeline)
     opens = opens_browser() if settings.open is None else settings.open
     if url is not None and opens:
         open_browser(url)
     stop_on_signals(lambda: stop("you"))
-    deadline = max(deadline, time.monotonic() + MIN_LEARNING_S)
     reporter.note("")
-    on_status(pipeline.status)
+    reporter.update(pipeline.status)
+    left_s = started + settings.seconds - time.monotonic()
+    timer = threading.Timer(max(left_s, MIN_LEARNING_S), stop, ["time"])
+    timer.daemon = True
+    if not settings.serve:
+        timer.start()
     # 2. the writer, and the server if one is wanted, are processes of their own, while
     # we learn
     why = {}
@@ -176,6 +172,7 @@ def run_demo(
                 f"recommendations at http://127.0.0.1:{settings.serve_port}/, until Ctrl-C"
             )
         pipeline.run()
+    timer.cancel()
     if ended_by in why:
         raise StreamerError(f"the {ended_by} of the demo failed: {why[ended_by]()}")
     # 3. what came of it
@@ -209,13 +206,9 @@ def children(settings: DemoSettings, directory: Path) -> dict[str, list[str]]:
     amount = ["--events", str(settings.events), "--rate", str(settings.rate)]
     found = {"writer": ["replay", "synthetic", "--restart", *amount, *stream]}
     if settings.serve:
-        where = [
-            "--from",
-            str(directory / "points"),
-            "--port",
-            str(settings.serve_port),
-        ]
-        found["server"] = ["serve", "--clicks", *where, *stream]
+        points = ["--from", str(directory / "points")]
+        port = ["--port", str(settings.serve_port)]
+        found["server"] = ["serve", "--clicks", *points, *port, *stream]
     return found
 
 
@@ -229,15 +222,10 @@ def child(
     `on_failure` is called, by another thread, if it ends in failure before the block
     does.
     """
-    # the child finds the packages that we have found
-    package = str(Path(streamer.__file__).resolve().parents[1])
-    before = os.environ.get("PYTHONPATH")
-    environment = {
-        "PYTHONPATH": f"{package}{os.pathsep}{before}" if before else package
-    }
+    environment = {}
     for name, value in os.environ.items():
         if not name.startswith("STREAMER_"):
-            environment.setdefault(name, value)
+            environment[name] = value
     process = subprocess.Popen(
         [sys.executable, "-P", "-m", "streamer", *arguments],
         env=environment,
@@ -269,26 +257,23 @@ def recommendations(learner: Learner, users: int = 3, most: int = 5) -> list[Fig
     """For a few people who were here often enough: what they had last, and what they
     may like next.
     """
-    from streamer.recommender import Recommender
-
     state = learner.state
     rows = state.users.used
-    often = rows[(state.recent.of(rows).items >= 0).sum(axis=1) >= most]
+    recent = state.recent.of(rows).items
+    often = np.flatnonzero((recent >= 0).sum(axis=1) >= most)
     step = max(1, len(often) // users)
-    recommender = Recommender(learner)
-    queries = [
-        recommender.user(state.users.id_of(row))
-        for row in often[: users * step : step].tolist()
-    ]
-    found = recommender.recommend(queries, most, exclude_seen=True) if queries else []
-    return [
-        {
-            "user": query.user,
-            "recent": [state.items.id_of(row) for row in query.recent[:most]],
-            "recommended": [recommended.item for recommended in items],
-        }
-        for query, items in zip(queries, found, strict=True)
-    ]
+    found = []
+    for place in often[: users * step : step].tolist():
+        user = state.users.id_of(rows[place])
+        recommended = learner.recommend(user, most, exclude_seen=True)
+        found.append(
+            {
+                "user": user,
+                "recent": [state.items.id_of(row) for row in recent[place, :most]],
+                "recommended": [one.item for one in recommended],
+            }
+        )
+    return found
 
 
 # the end ------------------------------------------------------------------------------
@@ -316,12 +301,10 @@ def summary(figures: Figures) -> Iterator[str]:
 
 
 def _commands(figures: Figures) -> Iterator[str]:
-    """What to try next, ready to be pasted: the other commands, called as this one was."""
+    """What to try next, ready to be pasted."""
     program = "streamer"
-    if Path(sys.argv[0]).name == "__main__.py":
-        program = f"{shlex.quote(Path(sys.executable).name)} -m streamer"
-    elif not shutil.which("streamer"):
-        program = shlex.quote(sys.argv[0])
+    if not shutil.which(program):
+        program = f"{shlex.quote(sys.executable)} -m streamer"
     checkpoints = f"--checkpoint-dir {shlex.quote(figures['checkpoint_dir'])}"
     data = f"--data-dir {shlex.quote(figures['data_dir'])}"
     yield f"{program} demo --serve   # recommendations over HTTP, and a page to click on them"

@@ -25,18 +25,14 @@ NUMBER_TIME = "TRY_CAST(time_text AS DOUBLE)"
 ISO_TIME = "epoch(TRY_CAST(time_text AS TIMESTAMPTZ))"
 """ISO 8601, UTC unless it says otherwise."""
 
-Names = Mapping[str, tuple[str, ...]]
-"""What columns with the parts of an event are called: the first name that a file has
-counts.
-"""
-COMMON_NAMES: Names = {
+COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
     "user_id": (
         *("user_id", "userid", "user", "uid", "customer_id"),
         *("visitorid", "visitor_id", "reviewerid"),
     ),
     "item_id": (
         *("item_id", "itemid", "item", "iid", "product_id"),
-        *("movieid", "asin", "parent_asin"),
+        *("movieid", "parent_asin", "asin"),
     ),
     "timestamp": (
         *("timestamp", "time_stamp", "time", "ts", "event_time"),
@@ -48,7 +44,9 @@ COMMON_NAMES: Names = {
         *("behavior", "behavior_type"),
     ),
 }
-"""What people call their columns."""
+"""What people call the columns with the parts of an event: the first name that a file
+has counts. A first line that names a user and an item so is a header.
+"""
 
 
 class DatasetFormat:
@@ -68,8 +66,6 @@ class DatasetFormat:
     """
     is_text: ClassVar[bool] = True
     """Whether its files consist of lines."""
-    names: ClassVar[Names] = COMMON_NAMES
-    """A first line that names a user and an item by these is a header."""
     delimiter: ClassVar[str | None] = None
     """Unless the settings name one; None: as the first lines show."""
     order: ClassVar[tuple[str, ...]] = ()
@@ -97,13 +93,13 @@ class DatasetFormat:
         text = inspect.cleandoc(type(self).__doc__ or "")
         return text.partition("\n\n")[0].replace("\n", " ")
 
-    def columns(self, log: LogFiles) -> EventColumns:
+    def columns(self, log: LogFiles) -> LogColumns:
         """The columns that hold the parts of an event."""
         table = self.table(log)
         required = ["user_id", "item_id"]
         if self.above_average:
             required.append("rating")
-        values = find_values(log, table, self.names, required)
+        values = find_values(log, table, required)
         if "rating" in values:
             values["rating"] = f"TRY_CAST({values['rating']} AS DOUBLE)"
         beside = {}
@@ -111,7 +107,7 @@ class DatasetFormat:
             own, beside[side] = self._features(log, table, side)
             if own is not None:
                 values[f"{side}_features"] = own
-        return EventColumns(self, table, values, beside["item"], beside["user"])
+        return LogColumns(self, table, values, beside["item"], beside["user"])
 
     def table(self, log: LogFiles) -> LogTable:
         """The table in the files of a log."""
@@ -164,7 +160,7 @@ class DatasetFormat:
         for part in ("user_id", "item_id"):
             name = asked.get(part, "")
             if not name.isdecimal():
-                by_name.append((name,) if name else self.names[part])
+                by_name.append((name,) if name else COLUMN_NAMES[part])
         if by_name and all(first_match(names, cells) for names in by_name):
             return True
         counted = asked and all(name.isdecimal() for name in asked.values())
@@ -226,7 +222,7 @@ class DatasetFormat:
         with reading(file.name):
             if asked is None:
                 asked = self.usual_features(log, side, table, file)
-            key = first_match(self.names[f"{side}_id"], table.names)
+            key = first_match(COLUMN_NAMES[f"{side}_id"], table.names)
             for absent in [*table.split(asked)[1], *([] if key else [f"{side}_id"])]:
                 raise missing(file.name, table, absent)
             titles = [n for n in table.names if n.lower().endswith(("title", "name"))]
@@ -256,7 +252,7 @@ class FilesBeside:
 
 
 @dataclass(frozen=True, slots=True)
-class EventColumns:
+class LogColumns:
     """SQL of each part of an event that a log has; null for a value that is not valid."""
 
     format: DatasetFormat
@@ -296,20 +292,21 @@ class EventColumns:
 
 
 def find_values(
-    log: LogFiles, table: LogTable, names: Names, required: Sequence[str]
+    log: LogFiles, table: LogTable, required: Sequence[str]
 ) -> dict[str, str]:
-    """SQL of the parts of an event, as the settings or the format call their columns."""
+    """SQL of the parts of an event, by the names that the settings give their columns,
+    or by usual ones.
+    """
     found = {}
     for part in FIELDS:
         asked = log.settings.columns.get(part)
-        candidates = names.get(part, ())
-        column = first_match(candidates, table.names)
+        column = first_match(COLUMN_NAMES[part], table.names)
         if asked is not None:
             column = table.find(asked)
         if column is not None:
             found[part] = table.cell(column)
         elif asked is not None or part in required:
-            name = asked or candidates[0]
+            name = asked or part
             raise missing(log.where, table, name, f" for {part}", f"{part}=COLUMN")
     return found
 

@@ -56,10 +56,10 @@ class Database:
         """Run some SQL, and return the columns of its result."""
         return self._connection.execute(sql).fetchnumpy()
 
-    def drop_rejects(self, prefix: str = "reject") -> None:
+    def drop_rejects(self) -> None:
         """Drop the tables in which `read_csv` keeps the lines that it could not read."""
         self.rows(
-            f"DROP TABLE IF EXISTS {prefix}_errors; DROP TABLE IF EXISTS {prefix}_scans"
+            "DROP TABLE IF EXISTS reject_errors; DROP TABLE IF EXISTS reject_scans"
         )
 
     def close(self) -> None:

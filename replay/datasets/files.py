@@ -99,17 +99,15 @@ class LogFile:
     compression: str
     """none, gzip or zstd: as its first bytes show, whatever its name."""
 
-    def lines_sql(self, encoding: str = "utf-8", rejects: str = "reject") -> str:
+    def lines_sql(self) -> str:
         """SQL of its lines, a row for each in their order; an empty line is null.
 
-        A line that is not of the encoding is left out, and kept in the table
-        `<rejects>_errors`.
+        A line that is not UTF-8 is left out, and kept in the table `reject_errors`.
         """
         return (
             f"read_csv({quoted(self.path)}, compression={quoted(self.compression)}, header=false, auto_detect=false,"
             f" delim='\x1f', quote='', escape='', columns={{'line': 'VARCHAR'}}, strict_mode=false,"
-            f" encoding={quoted(encoding)}, max_line_size={LONGEST_LINE}, buffer_size={2 * LONGEST_LINE},"
-            f" store_rejects=true, rejects_table='{rejects}_errors', rejects_scan='{rejects}_scans',"
+            f" max_line_size={LONGEST_LINE}, buffer_size={2 * LONGEST_LINE}, store_rejects=true,"
             f" rejects_line_size_limit=1000)"
         )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from streamer.errors import SettingsError, SourceError
-from streamer.replay.datasets.base import COMMON_NAMES, DatasetFormat
+from streamer.replay.datasets.base import COLUMN_NAMES, DatasetFormat
 from streamer.replay.datasets.database import Database
 from streamer.replay.datasets.files import FirstLines, Location, LogFiles, matches
 from streamer.replay.datasets.log import Log
@@ -149,7 +149,7 @@ def guess_format(location: Location) -> DatasetFormat:
         cells = start.cells(start.delimiter)
         if start.first.lstrip().startswith("{"):
             found = JSONL
-        elif all(first_match(COMMON_NAMES[n], cells) for n in ("user_id", "item_id")):
+        elif all(first_match(COLUMN_NAMES[n], cells) for n in ("user_id", "item_id")):
             found = _by_name(names, (CSV, TSV)) or (
                 TSV if start.delimiter == "\t" else CSV
             )

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import SourceError
-from streamer.event import Features, encode_item
-from streamer.replay.datasets.base import EventColumns
+from streamer.event import Features, encode
+from streamer.replay.datasets.base import LogColumns
 from streamer.replay.datasets.database import reading
 from streamer.replay.datasets.files import LogFiles
 from streamer.replay.datasets.order import ordered_sql
@@ -61,7 +61,7 @@ class Log:
     Events share features: treat them as read-only.
     """
 
-    def __init__(self, format_name: str, log: LogFiles, columns: EventColumns) -> None:
+    def __init__(self, format_name: str, log: LogFiles, columns: LogColumns) -> None:
         self.name = format_name
         self.path = log.location.path
         self.seed = log.settings.seed
@@ -69,6 +69,7 @@ class Log:
         self._log = log
         self._columns = columns
         self._database = log.database
+        self._interactions: Interactions | None = None
         self._decode = functools.lru_cache(MAX_SHARED)(decode_features)
         self.malformed: MalformedRows = read_rows(log, columns)
         with reading(log.where):
@@ -195,7 +196,8 @@ class Log:
         time_ms = round(1000 * (time.time() if time_s is None else time_s))
         records: list[Record] = []
         for item in dict.fromkeys([*features, *titles]):
-            value = encode_item(
+            value = encode(
+                None,
                 item,
                 time_s,
                 item_features=features.get(item),
@@ -206,11 +208,13 @@ class Log:
         return records
 
     def interactions(self) -> Interactions:
-        """All events as arrays, without features."""
-        with reading(self.path):
-            users, user_ids = self._codes("user_id")
-            items, item_ids = self._codes("item_id")
-        return Interactions(users, items, user_ids, item_ids)
+        """All events as arrays, without features; read once."""
+        if self._interactions is None:
+            with reading(self.path):
+                users, user_ids = self._codes("user_id")
+                items, item_ids = self._codes("item_id")
+            self._interactions = Interactions(users, items, user_ids, item_ids)
+        return self._interactions
 
     def _codes(self, column: str) -> tuple[NDArray[np.int64], list[str]]:
         """The code of each event's id, and the ids by their codes."""

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from streamer.replay.datasets.base import ISO_TIME, DatasetFormat
+from streamer.replay.datasets.base import COLUMN_NAMES, ISO_TIME, DatasetFormat
 from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
 from streamer.replay.datasets.tables import (
     LogTable,
@@ -36,12 +36,7 @@ class Gowalla(DatasetFormat):
     file_names = (("loc-gowalla_totalcheckins*.txt",),)
     looks = r"\d+\t\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ\t"
     delimiter = "\t"
-    order = ("user_id", "timestamp", "latitude", "longitude", "location_id")
-    names: ClassVar = {
-        "user_id": ("user_id",),
-        "item_id": ("location_id",),
-        "timestamp": ("timestamp",),
-    }
+    order = ("user_id", "timestamp", "latitude", "longitude", "item_id")
     time = ISO_TIME
 
 
@@ -74,9 +69,6 @@ class Tmall(DatasetFormat):
         "cart": "1",
         "purchase": "2",
         "favourite": "3",
-        "add_to_cart": "1",
-        "buy": "2",
-        "favorite": "3",
     }
 
 
@@ -101,14 +93,9 @@ class TaFeng(DatasetFormat):
     quotes = True
     fixed = True  # a header may be in Chinese
     order = (
-        *("TRANSACTION_DT", "CUSTOMER_ID", "AGE_GROUP", "PIN_CODE"),
-        *("PRODUCT_SUBCLASS", "PRODUCT_ID", "AMOUNT", "ASSET", "SALES_PRICE"),
+        *("timestamp", "user_id", "AGE_GROUP", "PIN_CODE"),
+        *("PRODUCT_SUBCLASS", "item_id", "AMOUNT", "ASSET", "SALES_PRICE"),
     )
-    names: ClassVar = {
-        "user_id": ("CUSTOMER_ID",),
-        "item_id": ("PRODUCT_ID",),
-        "timestamp": ("TRANSACTION_DT",),
-    }
     features: ClassVar = {
         "item": ("PRODUCT_SUBCLASS",),
         "user": ("AGE_GROUP", "PIN_CODE"),
@@ -136,12 +123,6 @@ class Amazon(DatasetFormat):
     looks = r"\w+,\w+,[0-5](\.\d+)?,\d+$|.*asin,rating"
     delimiter = ","
     order = ("user_id", "item_id", "rating", "timestamp")
-    names: ClassVar = {
-        "user_id": ("user_id", "user", "reviewerID"),
-        "item_id": ("parent_asin", "asin", "item_id", "item"),
-        "timestamp": ("timestamp", "unixReviewTime", "time"),
-        "rating": ("rating", "overall"),
-    }
     above_average = True
 
     def table(self, log: LogFiles) -> LogTable:
@@ -171,12 +152,7 @@ class EchoNest(DatasetFormat):
     file_names = (("train_triplets*.txt",),)
     looks = r"\w+\tSO[0-9A-Z]{16}\t\d+"
     delimiter = "\t"
-    order = ("user_id", "song_id", "play_count")
-    names: ClassVar = {
-        "user_id": ("user_id",),
-        "item_id": ("song_id",),
-        "rating": ("play_count",),
-    }
+    order = ("user_id", "item_id", "rating")
 
 
 class LightGcn(DatasetFormat):
@@ -264,8 +240,8 @@ class RecBole(DatasetFormat):
 
     def _tokens(self, log: LogFiles) -> list[str]:
         """Tokens that are no part of an event."""
-        parts = {self.names[part][0] for part in FIELDS}
-        parts.update(self.names["timestamp"], self.names["rating"])
+        parts = {COLUMN_NAMES[part][0] for part in FIELDS}
+        parts.update(COLUMN_NAMES["timestamp"], COLUMN_NAMES["rating"])
         parts.update(name.lower() for name in log.settings.columns.values())
         typed = (cell.partition(":") for cell in log.first_lines.cells("\t"))
         return [n for n, _, kind in typed if kind == "token" and n.lower() not in parts]

@@ -24,6 +24,7 @@ SESSIONS_START_S = 1_400_000_000
 LONGEST_FEATURE = 256
 """Characters; a longer value is cut."""
 FEATURES = ("item_features", "user_features")
+_WORDS = r"string_split_regex(trim(line, chr(9) || ' '), '[ \t]+') AS words"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +38,11 @@ class LogTable:
     encoding: str | None = "utf-8"
     """Of its lines; None if it does not consist of lines."""
     header: bool = False
-    """Whether the first line is not a row."""
+    """Whether the first line names the columns."""
     problem: str = "NULL"
     """SQL of the reason why a row cannot be an event; null if it can."""
+    text: str = ""
+    """SQL of a row, for messages; empty: its cells."""
     numbers: tuple[str, ...] = ()
     """Columns that hold numbers."""
     objects: tuple[str, ...] = ()
@@ -171,6 +174,7 @@ def json_table(log: LogFiles) -> LogTable:
     return LogTable(
         names=tuple(names),
         scan=scan,
+        text="line",
         problem="CASE WHEN document IS NULL THEN if(json_valid(line), 'not_an_event', 'not_json') END",
         objects=tuple(name for name in FEATURES if name in names),
     )
@@ -197,10 +201,7 @@ def adjacency_table(log: LogFiles) -> LogTable:
         )
 
     def scan(file: LogFile) -> str:
-        words = r"string_split_regex(trim(line, chr(9) || ' '), '[ \t]+')"
-        lines = (
-            f"SELECT {words} AS words FROM {file.lines_sql()} WHERE line IS NOT NULL"
-        )
+        lines = f"SELECT {_WORDS} FROM {file.lines_sql()} WHERE line IS NOT NULL"
         return f"(SELECT words[1] AS c0, unnest(words[2:]) AS c1 FROM ({lines}))"
 
     return LogTable(names=("user_id", "item_id"), scan=scan)
@@ -216,8 +217,7 @@ def sessions_table(log: LogFiles) -> LogTable:
         )
 
     def scan(file: LogFile) -> str:
-        words = r"string_split_regex(trim(line, chr(9) || ' '), '[ \t]+')"
-        lines = f"SELECT row_number() OVER () AS n, {words} AS words FROM {file.lines_sql()} WHERE line IS NOT NULL"
+        lines = f"SELECT row_number() OVER () AS n, {_WORDS} FROM {file.lines_sql()} WHERE line IS NOT NULL"
         rows = f"SELECT n::VARCHAR AS c0, unnest(words) AS c1 FROM ({lines})"
         return f"(SELECT c0, c1, (row_number() OVER () + {SESSIONS_START_S})::VARCHAR AS c2 FROM ({rows}))"
 

@@ -8,20 +8,19 @@ as a server describes it; only learning waits.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from streamer.evaluation.baselines import RECENT, Stretch
+from streamer.evaluation.baselines import Stretch
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned, Learner
-from streamer.model.batch import Batch, Recent, Rows
-from streamer.model.ranking.uncounted import UserEvents
+from streamer.model.batch import Batch, Rows
+from streamer.model.ranking.uncounted import QueryEvents, UserEvents
 from streamer.model.rows.recent_items import RecentItems, UserHistory
 from streamer.model.settings import LearnerSettings
-
-_Waiting = tuple[Rows, Rows, UserHistory]
-"""Item, time and history of an event, [1] each."""
 
 
 class Delay:
@@ -76,7 +75,7 @@ class DelayedLearner(Learner):
         """[B] of the latest batch, see `Delay.due`; None without a delay."""
         self._held: deque[tuple[MicroBatch, bool]] = deque()
         self._released = 0
-        self._waiting: dict[str, deque[_Waiting]] = defaultdict(deque)
+        self._waiting: dict[str, deque[UserEvents]] = defaultdict(deque)
         self._live = RecentItems(self.state.recent.length, self.state.retired)
         self.eviction.on_reuse.append(self._forget_live)
 
@@ -137,11 +136,13 @@ class DelayedLearner(Learner):
         """
         found = []
         nothing = UserEvents.none(self.state.recent.length)
+        times_s = times_s.astype(np.int32)
         for n, user in enumerate(users):
             waiting = self._waiting[user]
-            found.append(_joined(waiting) if waiting else nothing)
+            before = QueryEvents.of([nothing, *waiting])
+            found.append(UserEvents(before.items, before.times_s, before.history))
             at = np.array([n])
-            waiting.append((items[at], times_s[at], history.only(at)))
+            waiting.append(UserEvents(items[at], times_s[at], history.only(at)))
         return found
 
     def _forget_live(self, kind: str, rows: Rows) -> None:
@@ -151,43 +152,32 @@ class DelayedLearner(Learner):
             self._live.sweep(np.arange(self._live.size))
 
 
-def _joined(waiting: Iterable[_Waiting]) -> UserEvents:
-    """Events of a user as one."""
-    items, times_s, histories = zip(*waiting, strict=True)
-    return UserEvents(
-        np.concatenate(items),
-        np.concatenate(times_s).astype(np.int32),
-        UserHistory(*map(np.concatenate, zip(*histories, strict=True))),
-    )
-
-
 class PendingEvents:
     """Events that were ranked and that the baselines have not learned from yet."""
 
     def __init__(self) -> None:
         self._learned = 0
-        self._users: Rows = np.empty(0, np.int64)
-        self._items: Rows = np.empty(0, np.int64)
-        self._recent: Recent = np.empty((0, RECENT), np.int32)
-        self._ages_s = np.empty((0, RECENT))
+        self._waiting: list[NDArray[Any]] = []
 
     def delayed(self, batch: Stretch, due: Rows) -> Stretch:
         """What waits and a batch, as one stretch; what is due at its end waits no more."""
-        waiting = len(self._items)
+        columns: list[Any] = [batch.users, batch.items, batch.recent, batch.ages_s]
+        if self._waiting:
+            pairs = zip(self._waiting, columns, strict=True)
+            columns = [np.concatenate(pair) for pair in pairs]
+        users, items, recent, ages_s = columns
+        before = len(users) - len(batch.users)
         end = int(due[-1]) - self._learned
         found = Stretch(
-            np.concatenate([self._users, batch.users]),
-            np.concatenate([self._items, batch.items]),
-            np.concatenate([self._recent, batch.recent]),
-            np.concatenate([self._ages_s, batch.ages_s]),
-            batch.ranked + waiting,
+            users,
+            items,
+            recent,
+            ages_s,
+            batch.ranked + before,
             due[batch.ranked] - self._learned,
             end,
             batch.seen,
         )
-        self._users = found.users[end:]
-        self._items = found.items[end:]
-        self._recent = found.recent[end:]
-        self._ages_s = found.ages_s[end:]
+        self._waiting = [column[end:] for column in columns]
         self._learned += end
         return found

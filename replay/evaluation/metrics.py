@@ -1,7 +1,7 @@
-"""How good the first k items of each user are. All items are ranked, a block of users
-at a time to bound memory.
+"""How good the first k items of each user are, among all items that the user did not
+train.
 
-With r the rank of a hit (an item of the user's test set T among the first k), from 1:
+With r the rank of each item of the user's test set T, from 1, and a hit if r <= k:
 
     recall@k = hits / |T|
     ndcg@k   = sum over hits of 1 / log2(r + 1)  /  sum over r = 1 .. min(k, |T|) of 1 / log2(r + 1)
@@ -16,113 +16,47 @@ Figures are means over the users that have a test item.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
+from streamer.evaluation.tally import Doubles
 from streamer.model.batch import Rows
+from streamer.model.retrieval import Retriever
 from streamer.replay.evaluation.results import Measure
 from streamer.replay.evaluation.split import Split
 
-BLOCK_CELLS = 1 << 22
-"""Scores that are in memory at a time."""
 
-Hits = NDArray[np.bool_]
-"""[U, K] whether the item at each rank is one of the user's test items; best first."""
-Figures = NDArray[np.float64]
-"""[U] one figure a user."""
-
-
-def recall(hits: Hits, relevant: Rows, k: int) -> Figures:
-    """Share of each user's test items (`relevant`: their number) that is among the
-    first k.
-    """
-    shares: Figures = hits[:, :k].sum(1) / relevant
-    return shares
-
-
-def ndcg(
-    hits: Hits, relevant: Rows, k: int, discounts: Figures | None = None
-) -> Figures:
-    """Discounted gain of the first k, relative to that of a list that begins with all
-    test items.
-    """
-    ideal: Figures = np.cumsum(_discounts(k))[np.minimum(relevant, k) - 1]
-    hits = hits[:, :k]  # fewer than k if there are fewer items
-    if discounts is None:
-        discounts = _discounts(k)
-    return hits @ discounts[: hits.shape[1]] / ideal
-
-
-def authors_ndcg(hits: Hits, relevant: Rows, k: int) -> Figures:
-    """What the paper's code computes: the discount of the second place for every later
-    one; the ideal is right.
-    """
-    discounts = _discounts(k)
-    discounts[1:] = discounts[1:2]
-    return ndcg(hits, relevant, k, discounts)
-
-
-def _discounts(count: int) -> Figures:
-    return 1.0 / np.log2(np.arange(2, count + 2))
-
-
-METRICS: dict[str, Callable[[Hits, Rows, int], Figures]] = {
-    "recall": recall,
-    "ndcg": ndcg,
-    "authors-ndcg": authors_ndcg,
-}
-
-
-def evaluate(
-    queries: Tensor, items: Tensor, split: Split, ks: Sequence[int]
-) -> list[Measure]:
-    """Every metric at every k of `ks`, over all items but those that the user trained;
-    vectors as for `hits_of`.
-    """
+def evaluate(retriever: Retriever, split: Split, ks: Sequence[int]) -> list[Measure]:
+    """Every metric at every k of `ks`; user and item codes are rows of the model."""
+    users = split.test.users
+    trained = split.train.lists()
+    _, ranks = retriever.ranks_with_and_without(
+        retriever.items(),
+        users,
+        split.test.items,
+        left_out=[trained[user] for user in users.tolist()],
+    )
     relevant = split.test.counts
-    users = np.flatnonzero(relevant)
-    hits = hits_of(queries, items, users, max(ks), split)
+    tested = np.flatnonzero(relevant)
     found = []
     for k in ks:
-        for name, metric in METRICS.items():
-            figures = metric(hits, relevant[users], k)
-            value = float(figures.mean()) if len(users) else 0.0
+        best = np.cumsum(discounts(np.arange(1, k + 1)))
+        ideal = best[np.minimum(relevant, k) - 1]
+        gains = {
+            "recall": (np.ones(len(ranks)), relevant),
+            "ndcg": (discounts(ranks), ideal),
+            "authors-ndcg": (discounts(np.minimum(ranks, 2)), ideal),
+        }
+        for name, (gain, most) in gains.items():
+            hits = np.where(ranks <= k, gain, 0.0)
+            shares = np.bincount(users, hits, len(relevant))[tested] / most[tested]
+            value = float(shares.mean()) if len(tested) else 0.0
             found.append(Measure(name, k, "all", value))
     return found
 
 
-@torch.no_grad()
-def hits_of(
-    queries: Tensor,
-    items: Tensor,
-    users: Rows,
-    count: int,
-    split: Split,
-    block_cells: int = BLOCK_CELLS,
-) -> Hits:
-    """Whether each of the best items of some users is a test item,
-    [len(users), min(count, N)]; items that a user trained are left out.
-
-    Args:
-        queries: [U, d] vectors of all users.
-        items: [N, d] vectors of all items.
-        block_cells: scores that are in memory at a time; at least one row of them.
-    """
-    count = min(count, len(items))
-    found = np.zeros((len(users), count), np.bool_)
-    rows = max(1, block_cells // max(len(items), 1))
-    for start in range(0, len(users), rows):
-        part = users[start : start + rows]
-        asked = queries[torch.from_numpy(part).to(queries.device)]
-        scores = asked @ items.T  # [R, N]
-        scores[split.train.pairs(part)] = -torch.inf
-        tested = torch.zeros_like(scores, dtype=torch.bool)
-        tested[split.test.pairs(part)] = True
-        best = scores.topk(count, dim=1)
-        hits = tested.gather(1, best.indices) & (best.values > -torch.inf)
-        found[start : start + rows] = hits.cpu().numpy()
+def discounts(ranks: Rows) -> Doubles:
+    """What a hit at each rank is worth."""
+    found: Doubles = 1.0 / np.log2(1.0 + ranks)
     return found

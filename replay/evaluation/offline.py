@@ -17,16 +17,12 @@ from dataclasses import replace
 import numpy as np
 
 from streamer.errors import SettingsError
-from streamer.model.batch import Batch, Rows, StreamState
-from streamer.model.device import resolve_device
-from streamer.model.occurrence import Occurrence
-from streamer.model.popularity import ExactPopularity, HashPopularity
-from streamer.model.retrieval import Retriever
-from streamer.model.step import StepResult
-from streamer.model.trainer import Trainer
+from streamer.learner.cache import refresh_cache
+from streamer.learner.state import State
+from streamer.model.batch import Batch, StreamState
 from streamer.replay.datasets import Interactions
 from streamer.replay.evaluation.metrics import evaluate
-from streamer.replay.evaluation.results import Measure, RunResult, step_measure
+from streamer.replay.evaluation.results import RunResult, step_measure
 from streamer.replay.evaluation.settings import OfflineSettings
 from streamer.replay.evaluation.split import Split, given_split, split_by_user
 
@@ -59,21 +55,22 @@ class OfflineRun:
         self.settings = settings
         self._clock = clock
         self.user_count = len(interactions.user_ids)
-        self.item_count = len(interactions.item_ids)
         if test is None:
             self.split = self._drawn_split(interactions)
         else:
             self.split = given_split(interactions, test)
         steps = -(-len(self.split.train) // settings.batch_size)
-        self.trainer = Trainer(
-            replace(settings, decay_every=settings.decay_every_epochs * steps),
-            resolve_device(settings.device),
+        cache_size = settings.cache_size
+        if cache_size is None:
+            cache_size = settings.batch_size
+        decay_every = settings.decay_every_epochs * steps
+        self.state = State(
+            replace(settings, decay_every=decay_every, cache_size=cache_size)
         )
-        self.trainer.model.grow(self.user_count, self.item_count)
-        self.popularity = self._make_popularity()
-        self.occurrence = Occurrence()
-        self.cache: Rows = np.empty(0, np.int64)
-        self._draws = self._rng(1)
+        self.state.draws = self._rng(1)
+        self.state.rows_of("users", interactions.user_ids)
+        self.state.rows_of("items", interactions.item_ids)
+        self.state.item_counts.observe(self.split.train.items)
 
     def _drawn_split(self, interactions: Interactions) -> Split:
         settings = self.settings
@@ -102,51 +99,26 @@ class OfflineRun:
             raise SettingsError([problem])
         return split
 
-    def _make_popularity(self) -> ExactPopularity | HashPopularity:
-        settings = self.settings
-        chosen: str = settings.popularity
-        if chosen == "auto":
-            chosen = self.trainer.method.popularity
-        if chosen == "hash":
-            return HashPopularity(
-                slots=settings.hash_slots, clock=settings.hash_clock, seed=settings.seed
-            )
-        exact = ExactPopularity()
-        exact.observe(self.split.train.items)
-        return exact
-
     def run(self, on_progress: OnProgress = lambda share, text: None) -> RunResult:
         """Train all epochs, each one pass over the training pairs; every metric at
         every k after the last one.
 
         `on_progress` is called after every epoch with the share of the run that is
-        done, and what it found so far.
+        done, and its loss.
         """
         epochs = self.settings.epochs
-        every = self.settings.evaluate_every_epochs
         step_seconds: list[float] = []
-        measures: list[Measure] = []
         for epoch in range(1, epochs + 1):
             losses = []
             for batch in self._batches(epoch):
                 before = self._clock()
-                losses.append(float(self._step(batch).loss))
+                losses.append(self._step(batch))
                 step_seconds.append(self._clock() - before)
-            if epoch == epochs or (every and epoch % every == 0):
-                measures = self.evaluate()
             text = f"epoch {epoch}, loss {statistics.fmean(losses):.3f}"
-            for m in measures[:1]:
-                text += f", {m.metric}@{m.k} {m.value:.4f}"
             on_progress(epoch / epochs, text)
+        measures = evaluate(self.state.retriever, self.split, self.settings.ks)
         tested = int((self.split.test.counts > 0).sum())
         return RunResult([*measures, step_measure(step_seconds)], {"ranked": tested})
-
-    def evaluate(self) -> list[Measure]:
-        """Every metric at every k, with the weights as they are now."""
-        retriever = Retriever(self.trainer)
-        queries = retriever.queries(np.arange(self.user_count), None)
-        vectors = retriever.items().vectors
-        return evaluate(queries, vectors, self.split, self.settings.ks)
 
     def _batches(self, epoch: int) -> Iterator[Batch]:
         order = self._rng(2, epoch).permutation(len(self.split.train))
@@ -156,27 +128,16 @@ class OfflineRun:
             part = slice(start, start + self.settings.batch_size)
             yield Batch(users[part], items[part])
 
-    def _step(self, batch: Batch) -> StepResult:
-        """Popularity, the training step, occurrence and the next cache, as on a stream."""
-        method = self.trainer.method
-        if isinstance(self.popularity, HashPopularity):
-            self.popularity.observe(batch.items)
-        state = StreamState(self.popularity, self.cache, cache_draws=self.occurrence)
-        result = self.trainer.step(batch, state)
-        if method.resamples:
-            items, counts = result.occurrence()
-            self.occurrence.add(items, counts)
-            if method.extra == "cache":
-                self.cache = self._next_cache(items)
-        return result
-
-    def _next_cache(self, touched: Rows) -> Rows:
-        size = self.settings.cache_size
-        if size is None:
-            size = self.settings.batch_size
-        if self.settings.cache_scope == "touched":
-            return self.occurrence.draw_among(touched, size, self._draws)
-        return self.occurrence.draw(size, self._draws, self.item_count)
+    def _step(self, batch: Batch) -> float:
+        """The training step, occurrence and the next cache, as on a stream; returns the
+        loss.
+        """
+        state = self.state
+        state.hashed.observe(batch.items)
+        stream = StreamState(state.popularity, state.cache, state.occurrence)
+        result = state.trainer.step(batch, stream)
+        refresh_cache(state, *result.occurrence(), counted=True)
+        return float(result.loss)
 
     def _rng(self, *purpose: int) -> np.random.Generator:
         """A source of randomness of its own for each purpose."""

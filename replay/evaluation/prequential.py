@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, islice, product
 
 from streamer.build import assemble
-from streamer.dead_letters.base import MemoryDeadLetters
+from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SettingsError
 from streamer.evaluation import MODEL, WITHOUT_TOWERS, Tally
 from streamer.evaluation.tally import METRICS
@@ -74,11 +74,10 @@ class PrequentialRun:
         done, and the events so far.
         """
 
-        def advance() -> None:
+        def advance(_: MicroBatch) -> None:
             done = self._test.events
             on_progress(done / max(self._total, 1), f"{done:,} events")
 
-        self.learner.after_batch = advance
         # without times all events are of one moment, the same in every run
         records = (events.records(lambda: 0.0) for events in self._chunks)
         stream = chain(self._catalogue, chain.from_iterable(records))
@@ -87,13 +86,13 @@ class PrequentialRun:
             self.learner,
             lambda: EventsSource(stream, total),
             EventDecoder(EventSettings(catalogue_types=(CATALOGUE_TYPE,))),
-            MemoryDeadLetters(),
+            DeadLetters(),
             PipelineSettings(
                 batch_size=self._settings.batch_size, max_age_s=0, checkpoint_every_s=0
             ),
             prequential=self._test,
         )
-        pipeline.run()
+        pipeline.run(advance)
         accounting = pipeline.accounting.to_json()
         tally = self._test.tally
         about = {
@@ -142,7 +141,6 @@ class _TimedLearner(DelayedLearner):
 
     def __init__(self, settings: PrequentialSettings) -> None:
         super().__init__(settings, Delay(settings.delay_seconds))
-        self.after_batch: Callable[[], None] = lambda: None
         self.step_seconds: list[float] = []
 
     def learn_batch(
@@ -156,7 +154,6 @@ class _TimedLearner(DelayedLearner):
         learned = super().learn_batch(batch, evaluator, counted)
         if len(learned.items):  # else its feedback is late
             self.step_seconds.append(CLOCK() - evaluator.seconds - started)
-        self.after_batch()
         return learned
 
 

@@ -4,7 +4,6 @@ goes on with those it has.
 
 from __future__ import annotations
 
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ from typing import Any
 import msgspec
 
 from streamer.errors import SettingsError, StreamerError
+from streamer.snapshot.directory import whole_file
 
 BASELINES_DEPEND_ON = ("batch_size", "delay_seconds", "sample")
 """Settings that change a baseline's figures; the batch size only which events count as
@@ -134,7 +134,8 @@ class Results:
 
     def _write(self) -> None:
         if self._path is not None:
-            write_file(self._path, msgspec.json.encode(self.runs))
+            with whole_file(self._path) as file:
+                file.write(msgspec.json.encode(self.runs))
 
 
 def settings_text(settings: Mapping[str, Any]) -> str:
@@ -145,18 +146,3 @@ def settings_text(settings: Mapping[str, Any]) -> str:
             value = "+".join(map(str, value))
         parts.append(f"{name}={value}")
     return ", ".join(parts)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a file beside, then put it in place: it is there whole, or not at all,
-    which raises a StreamerError.
-    """
-    beside = path.with_name(f".{path.name}.part")
-    try:
-        with beside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-    except OSError as error:
-        raise StreamerError(f"{path} cannot be written: {error.strerror}") from error

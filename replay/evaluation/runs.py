@@ -7,7 +7,6 @@ kept.
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -177,71 +176,59 @@ def run_all(
             periods protocol, all periods.
     """
     found = []
-    runner = Runner(logs)
     for spec in specs:
         run = results.get(spec)
         if run is None:
-            run = runner.run(spec, on_progress)
+            run = run_spec(spec, logs, on_progress)
             results.add(run)
         on_progress(spec, 1.0, f"took {run.about['seconds']:.0f} s")
         found.append(run)
     return found
 
 
-class Runner:
-    """Runs one method and seed at a time on the same logs."""
+def run_spec(spec: Spec, logs: Sequence[Log], on_progress: OnProgress) -> Run:
+    """One method and seed by one protocol."""
+    tenth = -1
 
-    def __init__(self, logs: Sequence[Log]) -> None:
-        self._logs = logs
-        self._interactions = functools.cache(lambda n: logs[n].interactions())
+    def advance(share: float, text: str) -> None:
+        nonlocal tenth
+        if share < 1 and int(10 * share) > tenth:
+            tenth = int(10 * share)
+            on_progress(spec, share, text)
 
-    def run(self, spec: Spec, on_progress: OnProgress) -> Run:
-        """One run of a protocol."""
-        tenth = -1
-
-        def advance(share: float, text: str) -> None:
-            nonlocal tenth
-            if share < 1 and int(10 * share) > tenth:
-                tenth = int(10 * share)
-                on_progress(spec, share, text)
-
-        settings = spec_settings(spec)
-        started = time.time()
-        if isinstance(settings, OfflineSettings):
-            result = self._offline(settings, advance)
-        elif isinstance(settings, PrequentialSettings):
-            result = self._prequential(settings, advance)
-        elif spec.protocol == "periods":
-            assert isinstance(settings, SessionSettings)
-            result = SessionRun(settings).run_periods(self._logs, advance)
+    settings = spec_settings(spec)
+    started = time.time()
+    if isinstance(settings, OfflineSettings):
+        test = logs[1].interactions() if len(logs) > 1 else None
+        result = OfflineRun(logs[0].interactions(), settings, test).run(advance)
+    elif isinstance(settings, PrequentialSettings):
+        result = _prequential(logs[0], settings, advance)
+    else:
+        assert isinstance(settings, SessionSettings)
+        session_run = SessionRun(settings)
+        if spec.protocol == "periods":
+            result = session_run.run_periods(logs, advance)
         else:
-            assert isinstance(settings, SessionSettings)
-            train, test = self._logs
-            result = SessionRun(settings).run(train, test, advance)
-        sizes = self._logs[0].describe()
-        about = {name: sizes[name] for name in ("users", "items", "events")}
-        return Run(
-            **msgspec.structs.asdict(spec),
-            measures=result.measures,
-            about=about | result.about | {"seconds": time.time() - started},
+            train, test_log = logs
+            result = session_run.run(train, test_log, advance)
+    sizes = logs[0].describe()
+    about = {name: sizes[name] for name in ("users", "items", "events")}
+    return Run(
+        **msgspec.structs.asdict(spec),
+        measures=result.measures,
+        about=about | result.about | {"seconds": time.time() - started},
+    )
+
+
+def _prequential(
+    log: Log, settings: PrequentialSettings, advance: Callable[[float, str], None]
+) -> RunResult:
+    catalogue = log.catalogue() if settings.catalogue else []
+    events = log.batches(pass_seed=log.seed + settings.seed)
+    result = PrequentialRun(events, len(log), settings, catalogue).run(advance)
+    if not result.about["ranked"]:
+        refused = settings_text(result.about["refused"])
+        raise SourceError(
+            f"{log.path}: all of its {len(log):,} events were refused: {refused}"
         )
-
-    def _offline(
-        self, settings: OfflineSettings, advance: Callable[[float, str], None]
-    ) -> RunResult:
-        test = self._interactions(1) if len(self._logs) > 1 else None
-        return OfflineRun(self._interactions(0), settings, test).run(advance)
-
-    def _prequential(
-        self, settings: PrequentialSettings, advance: Callable[[float, str], None]
-    ) -> RunResult:
-        log = self._logs[0]
-        catalogue = log.catalogue() if settings.catalogue else []
-        events = log.batches(pass_seed=log.seed + settings.seed)
-        result = PrequentialRun(events, len(log), settings, catalogue).run(advance)
-        if not result.about["ranked"]:
-            refused = settings_text(result.about["refused"])
-            raise SourceError(
-                f"{log.path}: all of its {len(log):,} events were refused: {refused}"
-            )
-        return result
+    return result

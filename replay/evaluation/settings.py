@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -42,11 +41,6 @@ class OfflineSettings(LearnerSettings):
     ks: tuple[int, ...] = setting(
         (10, 20), "Lengths of the lists that are evaluated.", at_least=1
     )
-    evaluate_every_epochs: int = setting(
-        5,
-        "Epochs between points of the curve, beside the first and the last; 0: only after the last.",
-        at_least=0,
-    )
     cache_size: int | None = setting(
         None, "Items in the cache (xir).", at_least=0, if_none="the batch size"
     )  # type: ignore[assignment]
@@ -62,6 +56,7 @@ class OfflineSettings(LearnerSettings):
     learning_rate: float = changed(LearnerSettings, "learning_rate", 0.01)
     learning_rate_decay: float = changed(LearnerSettings, "learning_rate_decay", 0.95)
     l2: float = changed(LearnerSettings, "l2", 4e-6)
+    popularity_half_life: float = changed(LearnerSettings, "popularity_half_life", 0.0)
     cache_weight: float = changed(LearnerSettings, "cache_weight", 0.2)
     cache_correction: Literal["occurrence", "popularity"] = changed(
         LearnerSettings, "cache_correction", "popularity"
@@ -69,9 +64,9 @@ class OfflineSettings(LearnerSettings):
 
     def problems(self) -> list[str]:
         found = super().problems()
-        if self.recent_items or self.rerank:
+        if self.recent_items or self.rerank or self.popularity_half_life:
             found.append(
-                "the offline protocol has no order of events: leave recent-items and rerank off"
+                "the offline protocol has no order of events: leave recent-items, rerank and popularity-half-life off"
             )
         if not self.ks:
             found.append("ks is empty: give at least one length")
@@ -79,21 +74,35 @@ class OfflineSettings(LearnerSettings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrequentialSettings(LearnerSettings):
-    """How a method is evaluated on a stream: the learner of `streamer run`, and what is
-    measured of it.
-    """
+class StreamRunSettings(LearnerSettings):
+    """The learner of `streamer run`, beside baselines."""
 
     heading: ClassVar[str] = "Evaluation"
 
     batch_size: int = changed(
         PipelineSettings, "batch_size", PipelineSettings.batch_size
     )
-    ks: tuple[int, ...] = setting(
-        (1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1
-    )
     baselines: tuple[str, ...] = setting(
         tuple(BASELINES), "Trivial recommenders beside it.", option="baselines"
+    )
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        for name in self.baselines:
+            if name not in BASELINES:
+                known = ", ".join(BASELINES)
+                found.append(f"there is no baseline {name!r}: choose among {known}")
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrequentialSettings(StreamRunSettings):
+    """How a method is evaluated on a stream: the learner of `streamer run`, and what is
+    measured of it.
+    """
+
+    ks: tuple[int, ...] = setting(
+        (1, 5, 10, 20, 50), "Lengths of the lists.", at_least=1
     )
     delay_seconds: float = setting(
         0.0,
@@ -111,28 +120,22 @@ class PrequentialSettings(LearnerSettings):
         "Items that a file beside the log describes are known before their first event, by catalogue events.",
     )
 
-    def problems(self) -> list[str]:
-        return super().problems() + baseline_problems(self.baselines)
-
 
 @dataclass(frozen=True, kw_only=True)
-class SessionSettings(LearnerSettings):
+class SessionSettings(StreamRunSettings):
     """How a method is evaluated on sessions: the learner of `streamer run`, frozen
     before it is asked.
     """
 
     heading: ClassVar[str] = "Sessions"
 
-    batch_size: int = changed(
-        PipelineSettings, "batch_size", PipelineSettings.batch_size
-    )
-    baselines: tuple[str, ...] = setting(
+    baselines: tuple[str, ...] = changed(
+        StreamRunSettings,
+        "baselines",
         (
             *("most-popular", "last-items", "counting"),
             *("sequential-rules", "session-neighbours"),
         ),
-        "Trivial recommenders beside it.",
-        option="baselines",
     )
     sample: int | None = setting(
         None,
@@ -140,16 +143,3 @@ class SessionSettings(LearnerSettings):
         at_least=1,
         if_none="all",
     )
-
-    def problems(self) -> list[str]:
-        return super().problems() + baseline_problems(self.baselines)
-
-
-def baseline_problems(names: Sequence[str]) -> list[str]:
-    """What is wrong with the names of baselines."""
-    known = ", ".join(BASELINES)
-    return [
-        f"there is no baseline {name!r}: choose among {known}"
-        for name in names
-        if name not in BASELINES
-    ]

@@ -13,25 +13,18 @@ from streamer.replay.datasets import Interactions
 
 @dataclass(frozen=True, slots=True)
 class ItemsByUser:
-    """Distinct items of each user, ascending: user u has `items[first[u] : first[u +
-    1]]`.
-    """
+    """Distinct pairs of a user and an item, ascending."""
 
-    first: Rows  # [U + 1] where each user's items begin
+    users: Rows  # [n] user codes
     items: Rows  # [n] item codes
+    user_count: int
 
     @classmethod
     def of(cls, users: Rows, items: Rows, user_count: int) -> ItemsByUser:
         """From pairs in any order; a pair that occurs twice counts once."""
-        order = np.lexsort((items, users))
-        users = users[order]
-        items = items[order]
-        fresh = np.ones(len(users), bool)
-        fresh[1:] = (users[1:] != users[:-1]) | (items[1:] != items[:-1])
-        first = np.concatenate(
-            [[0], np.cumsum(np.bincount(users[fresh], minlength=user_count))]
-        )
-        return cls(first.astype(np.int64), items[fresh])
+        stride = int(items.max(initial=0)) + 1
+        distinct = np.unique(users * stride + items)
+        return cls(*np.divmod(distinct, stride), user_count)
 
     def __len__(self) -> int:
         """The number of pairs."""
@@ -40,21 +33,16 @@ class ItemsByUser:
     @property
     def counts(self) -> Rows:
         """[U] the number of items of each user."""
-        return np.diff(self.first)
+        return np.bincount(self.users, minlength=self.user_count)
 
     @property
-    def users(self) -> Rows:
-        """[n] the user of each pair."""
-        return np.repeat(np.arange(len(self.first) - 1), self.counts)
+    def first(self) -> Rows:
+        """[U] the place of each user's first item."""
+        return np.cumsum(self.counts) - self.counts
 
-    def pairs(self, users: Rows) -> tuple[Rows, Rows]:
-        """All pairs of some users: the place of each one's user in `users`, and its
-        item.
-        """
-        counts = self.counts[users]
-        begins = self.first[users] - (np.cumsum(counts) - counts)
-        at = np.arange(counts.sum()) + np.repeat(begins, counts)
-        return np.repeat(np.arange(len(users)), counts), self.items[at]
+    def lists(self) -> list[Rows]:
+        """The items of each user."""
+        return np.split(self.items, self.first[1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +68,8 @@ def split_by_user(
     `users` and `items` are codes, [n] each; a pair that occurs twice counts once.
     """
     distinct = ItemsByUser.of(users, items, user_count)
-    counts = distinct.counts
     owner = distinct.users
-    kept = np.maximum(np.rint((1 - test_share) * counts), 1)
+    kept = np.maximum(np.rint((1 - test_share) * distinct.counts), 1)
     order = np.lexsort((rng.random(len(owner)), owner))  # each user's pairs, shuffled
     place = np.arange(len(owner)) - distinct.first[owner]
     is_trained = place < kept[owner]
@@ -94,8 +81,8 @@ def split_by_user(
 
 
 def given_split(train: Interactions, test: Interactions) -> Split:
-    """The pairs of two logs; those of the test whose user or item is not trained are
-    left out.
+    """The pairs of two logs; those of the test that are trained, or whose user or item
+    is not, are left out.
 
     Raises:
         SourceError: no pair is left to test.
@@ -103,12 +90,16 @@ def given_split(train: Interactions, test: Interactions) -> Split:
     users = _codes(train.user_ids, test.user_ids)[test.users]
     items = _codes(train.item_ids, test.item_ids)[test.items]
     known = (users >= 0) & (items >= 0)
-    if not known.any():
+    stride = len(train.item_ids)
+    tested = np.setdiff1d(
+        users[known] * stride + items[known], train.users * stride + train.items
+    )
+    if not len(tested):
         raise SourceError("the test has no user and item of the log: name another one")
     count = len(train.user_ids)
     return Split(
         ItemsByUser.of(train.users, train.items, count),
-        ItemsByUser.of(users[known], items[known], count),
+        ItemsByUser.of(*np.divmod(tested, stride), count),
     )
 
 

@@ -210,7 +210,8 @@ def stream_figures(k: int) -> dict[Figure, str]:
 def markdown(runs: Sequence[Run]) -> str:
     """A heading, a sentence and a table about the runs of a comparison."""
     first = runs[0]
-    parts = [f"## {first.data}, {first.protocol}", about(runs), str(main_table(runs))]
-    if any(BELOW in cell for row in main_table(runs).rows for cell in row):
+    table = str(main_table(runs))
+    parts = [f"## {first.data}, {first.protocol}", about(runs), table]
+    if BELOW in table:
         parts.append(f"{BELOW}: below a baseline.")
     return "\n\n".join(parts) + "\n"
