@@ -109,7 +109,6 @@ class TimedMonitor(Monitor):
     beat = _timed(Monitor.beat)
     phase = _timed(Monitor.phase)
     timed = _timed(Monitor.timed)
-    learned = _timed(Monitor.learned)
     trained = _timed(Monitor.trained)
     refreshed = _timed(Monitor.refreshed)
 
@@ -118,7 +117,7 @@ def _steps(line: Pipeline, count: int) -> list[float]:
     """Seconds of some steps that train a batch; waiting for one does not count."""
     taken = []
     for _ in range(count):
-        while line.queued_events < line.ingest.batcher.batch_size:
+        while line.ingest.queued_events < line.ingest.batcher.batch_size:
             time.sleep(0.001)
         taken.append(seconds(line.step))
     return taken

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 
 from streamer.event import encode
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import CheckpointStore, SnapshotDirectory
 from streamer.sources.embedded.log import EmbeddedLog
 
 USERS = 100_000
@@ -97,7 +97,7 @@ def main() -> None:
         launcher = subprocess.Popen(
             [sys.executable, "-m", "streamer", *run], stderr=subprocess.DEVNULL
         )
-        store = CheckpointStore(directory / "checkpoints", readonly=True)
+        store = SnapshotDirectory(directory / "checkpoints")
         pauses = []
         wait_for_more(store, 0)
         for kill in range(given.kills):

@@ -187,7 +187,7 @@ class Rank:
         started = time.perf_counter()
         core = time.process_time()
         for k in range(self._options.steps):
-            self._group.wait(np.zeros(CONTROL, np.int64))
+            self._group.wait([0] * CONTROL, list[int])
             learner.learn_batch(batches[k % BATCHES])
         return Measured(
             time.perf_counter() - started,

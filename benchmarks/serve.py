@@ -199,7 +199,7 @@ def _publish(items: int, directory: Path, *, with_checkpoint: bool) -> None:
     learner = learned(items)
     place = DirectoryPlace(directory / "published")
     publisher = Publisher(learner.state, place, 1.0)
-    while publisher.base_wanted or publisher.due() & Due.BASE:
+    while publisher.due() == Due.DELTA:
         publisher.step(dict)
         publisher.flush()
     publisher.close(None)

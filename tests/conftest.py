@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from crash_harness import Forker, Zygote
+from commands import STARTED
+from crash_harness import Zygote
 from hypothesis import HealthCheck, settings
 from servers.kafka import KafkaServer
 from servers.process import ServerUnavailable, skip_or_fail
@@ -15,6 +16,7 @@ settings.register_profile("busy machine", deadline=None, suppress_health_check=[
 settings.load_profile("busy machine")
 
 
+LAST_COMMANDS = 8
 SERVERS = {"kafka_server", "redis_server", "redis", "broker", "browser", "promtool"}
 """Fixtures that start or install a server. Tests that use one have the mark `servers`, those with a zygote `slow`."""
 
@@ -27,6 +29,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("servers")
         if "zygote" in fixtures:
             item.add_marker("slow")
+        if not item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.xdist_group(str(item.path)))  # one process runs all tests of a file
     # files with slow tests come first, so that no process is left with one of them at the end
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
@@ -35,10 +39,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_setup() -> Iterator[None]:
     """A test whose server can neither be found nor started is skipped, or fails under CI."""
+    STARTED.clear()
     try:
         return (yield)
     except ServerUnavailable as error:
         skip_or_fail(str(error))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """A failure shows what a person needs: offsets, the commands, and the last lines of each."""
+    report = yield
+    if report.failed:
+        fixtures = getattr(item, "funcargs", {}).values()
+        known = [found for found in (*fixtures, *STARTED[-LAST_COMMANDS:]) if hasattr(found, "describe")]
+        report.sections += [(type(found).__name__, found.describe()) for found in known]
+    return report
 
 
 @pytest.fixture(scope="session")
@@ -47,20 +63,10 @@ def kafka_server() -> Iterator[KafkaServer]:
     yield from _running(KafkaServer())
 
 
-@pytest.fixture(scope="session")
-def forker() -> Iterator[Forker]:
-    """Starts ranks of a group, without the seconds that imports take."""
-    forker = Forker("group_forker.py")
-    yield forker
-    forker.close()
-
-
-@pytest.fixture(scope="session")
-def zygote(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Zygote]:
+@pytest.fixture
+def zygote(tmp_path_factory: pytest.TempPathFactory) -> Zygote:
     """Runs `streamer` in processes of their own, without the seconds that imports take."""
-    zygote = Zygote(tmp_path_factory.mktemp("runs"))
-    yield zygote
-    zygote.close()
+    return Zygote(tmp_path_factory.mktemp("runs"))
 
 
 @pytest.fixture(scope="session")

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from crash_harness import Forker
+from commands import Command
 from line_harness import until
 from serve_harness import Server, said, served, wait_until
 
 from streamer.learner import Learner
 from streamer.lockstep.learner import OF_USERS
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 
 PATIENCE_S = 60.0
 TINY = [
@@ -24,39 +24,11 @@ TINY = [
 ]
 
 
-SIGNAL_AT = """
-import importlib, signal, threading
-module, *owner, name = {target!r}.split(":")
-place = importlib.import_module(module)
-for part in owner:
-    place = getattr(place, part)
-calls, original = [], getattr(place, name)
-def called(*given, **named):
-    calls.append(1)
-    if len(calls) == {nth}:
-        signal.pthread_kill(threading.get_ident(), signal.{signal})  # to the process, this thread would run on
-    return original(*given, **named)
-setattr(place, name, called)
-"""
-
-
-def signal_at(target: str, nth: int, signal: str = "SIGKILL") -> str:
-    """Code for a rank that sends itself a signal when it calls something for the n-th time.
-
-    Args:
-        target: `module:function`, or `module:class:method`.
-        nth: 1 for the first call.
-        signal: its name.
-    """
-    return SIGNAL_AT.format(target=target, nth=nth, signal=signal)
-
-
 class Ranks:
     """The processes of one start of a group; `preludes` is code that some of them run before."""
 
     def __init__(
         self,
-        forker: Forker,
         source: Path | list[str],
         checkpoints: Path,
         size: int,
@@ -64,45 +36,49 @@ class Ranks:
         name: str = "",
         preludes: Mapping[int, str] | None = None,
     ) -> None:
-        self._forker, self.output = forker, checkpoints.parent / f"{checkpoints.name}{name}.out"
+        output = checkpoints.parent / f"{checkpoints.name}{name}.out"
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             port = listening.getsockname()[1]
         where = ["--data-dir", str(source)] if isinstance(source, Path) else source
         arguments = ["run", *where, "--checkpoint-dir", str(checkpoints), *TINY, *more]
-        self.pids, self.codes = [], {}
+        self.all: list[Command] = []
         for rank in range(size):
             address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-            environment = {"RANK": str(rank), "WORLD_SIZE": str(size), **address}
-            job = {"arguments": arguments, "environment": environment, "output": f"{self.output}.{rank}"}
-            self.pids.append(forker.ask(job | {"prelude": (preludes or {}).get(rank, "")}))
+            place = {"RANK": str(rank), "WORLD_SIZE": str(size)}
+            prelude = (preludes or {}).get(rank, "")
+            self.all.append(Command(arguments, Path(f"{output}.{rank}"), prelude, **address, **place))
+
+    @property
+    def pids(self) -> list[int]:
+        return [rank.pid for rank in self.all]
 
     def wait(self, rank: int, seconds: float = PATIENCE_S) -> int | None:
-        if self.codes.get(rank) is None:
-            self.codes[rank] = self._forker.ask({"wait": self.pids[rank], "seconds": seconds})
-        return self.codes[rank]
+        """Its return code; None if it still runs after so long."""
+        deadline = time.monotonic() + seconds
+        while self.all[rank].code is None and time.monotonic() < deadline:
+            time.sleep(0.005)
+        return self.all[rank].code
 
     def wait_all(self) -> list[int | None]:
-        return [self.wait(rank) for rank in range(len(self.pids))]
+        return [self.wait(rank) for rank in range(len(self.all))]
 
     def errors(self, rank: int) -> str:
-        path = Path(f"{self.output}.{rank}.err")
-        return path.read_text() if path.exists() else ""
+        return self.all[rank].said()
 
     def sleep(self, when: int) -> None:
         """Stop all ranks, when one of them has stopped itself."""
         state = Path(f"/proc/{self.pids[when]}/stat")
         until(lambda: state.read_text().rsplit(")", 1)[1].split()[0] == "T", what=f"rank {when} stops")
-        for pid in self.pids:
-            os.kill(pid, signal.SIGSTOP)
+        for rank in self.all:
+            rank.signal(signal.SIGSTOP)
 
     def wake(self) -> None:
-        for pid in self.pids:
-            os.kill(pid, signal.SIGCONT)
+        for rank in self.all:
+            rank.signal(signal.SIGCONT)
 
     def kill(self, rank: int) -> None:
-        if self.codes.get(rank) is None:
-            os.kill(self.pids[rank], signal.SIGKILL)
+        self.all[rank].signal(signal.SIGKILL)
 
 
 def model(checkpoints: Path) -> dict[str, object]:
@@ -116,7 +92,7 @@ def model(checkpoints: Path) -> dict[str, object]:
     for row in range(len(learner.state.users)):
         recent = learner.state.recent.of(np.array([row]))
         found[learner.state.users.id_of(row)] = (recent.items.tolist(), sorted(learner.state.seen.of(row).tolist()))
-    accounting = CheckpointStore(checkpoints, readonly=True).load().meta
+    accounting = SnapshotDirectory(checkpoints).load().meta
     return found | {"positions": accounting["positions"], "accounting": accounting["accounting"]}
 
 
@@ -137,6 +113,6 @@ def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
     assert replica is not None
     assert sorted(replica.learner.state.users.ids) == sorted(learner.state.users.ids)
     ends = {tuple(p): at for p, at in replica.end.offsets.items()}
-    found = CheckpointStore(checkpoints, readonly=True).load()
+    found = SnapshotDirectory(checkpoints).load()
     assert found is not None
     assert ends == {(topic, number): at for topic, number, at, *_ in found.meta["positions"]}

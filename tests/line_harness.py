@@ -13,6 +13,7 @@ from typing import Any
 
 import click
 import numpy as np
+from memory_source import MemoryLog
 
 from streamer.cli.options import settings_options
 from streamer.event import encode
@@ -22,9 +23,8 @@ from streamer.model.batch import Batch, Rows
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.settings import LearnerSettings, id_towers
 from streamer.settings import RunSettings
-from streamer.snapshot import Checkpoint, CheckpointStore
+from streamer.snapshot import Checkpoint, SnapshotDirectory
 from streamer.sources.base import Partition
-from streamer.sources.memory import MemoryLog
 
 NOON_MS = 1_700_000_000_000
 PATIENCE_S = 60.0
@@ -150,7 +150,7 @@ def assert_same_learner(found: Learner, expected: Learner) -> None:
 
 def newest(directory: Path) -> Checkpoint:
     """The newest checkpoint of a directory."""
-    checkpoint = CheckpointStore(directory, readonly=True).load()
+    checkpoint = SnapshotDirectory(directory).load()
     assert checkpoint is not None, f"no checkpoint in {directory}"
     return checkpoint
 

@@ -58,7 +58,7 @@ class Trainer:
 
     def base(self) -> None:
         """The next snapshot is a base."""
-        self.publisher.base_wanted = True
+        self.publisher._begin_sweep(in_haste=True)
         self.publish()
 
     def _step(self) -> int:

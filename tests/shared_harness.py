@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
+import urllib.request
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from crash_harness import TINY, Forker, records, trained_items
+from commands import Command
+from contracts.store_trainer import column_totals
+from crash_harness import TINY, records, trained_items
 from kafka.errors import KafkaError
 from kafka_harness import KafkaHarness, WrittenTopic
 from line_harness import popularity_counts, until
+from servers.process import free_ports
 
 from streamer.cache_store.errors import StoreError
 from streamer.cache_store.redis.admin import StoreAdmin
@@ -26,7 +29,7 @@ from streamer.cache_store.store import CacheStore
 from streamer.learner import Learner
 from streamer.learner.checkpoint import checkpoint_settings
 from streamer.sharing.sharing import StoreSharing
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 
 QUICK = ["--kafka", "retry_backoff_ms=20", "--kafka", "heartbeat_interval_ms=200"]
 """Client settings that make tests quick."""
@@ -45,69 +48,20 @@ BRISK = [
 """Small batches soon trained, saved and sent."""
 
 
-class Members(Forker):
-    """Starts trainers. They do not outlive it."""
+class Member(Command):
+    """A trainer in a process of its own, with a journal."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._started: list[Member] = []
-        super().__init__("shared_member.py")
-
-    def start(self, name: str, arguments: Sequence[Any]) -> Member:
-        """A process with this command line."""
-        output = self._directory / f"{name}-{len(self._started)}-{uuid.uuid4().hex[:6]}"
-        job = {"output": str(output), "journal": f"{output}.journal", "arguments": [str(a) for a in arguments]}
-        member = Member(self, name, self.ask({"start": job}), output)
-        self._started.append(member)
-        return member
-
-    def kill_all(self) -> None:
-        """End whatever still runs."""
-        for member in self._started:
-            if member.code is None:
-                member.kill()
-        self._started = []
-
-    def close(self) -> None:
-        self.kill_all()
-        super().close()
-
-
-class Member:
-    """A trainer in a process of its own."""
-
-    def __init__(self, members: Members, name: str, pid: int, output: Path) -> None:
-        self._members, self.name, self.pid, self._output = members, name, pid, output
-
-    @property
-    def code(self) -> int | None:
-        """Its return code; None while it runs."""
-        found: int | None = self._members.ask({"ended": self.pid})
-        return found
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        self.signal(signal.SIGKILL)
-        self.ended()
-
-    def ended(self) -> int:
-        """Its return code, once it has ended."""
-        until(lambda: self.code is not None, what=f"{self.name} ends")
-        code = self.code
-        assert code is not None
-        return code
+    def __init__(self, name: str, arguments: Sequence[Any], output: Path, port: int) -> None:
+        self.name = name
+        self.port = port  # of its /metrics
+        journal = f"import shared_journal\nshared_journal.keep({f'{output}.journal'!r})"
+        super().__init__(arguments, output, journal)
 
     def leave(self) -> None:
         """Ask it to end, and see that it does so in good order."""
         self.signal(signal.SIGTERM)
-        assert self.ended() == 0, self.said()
-
-    def said(self) -> str:
-        """All of its standard error so far."""
-        return Path(f"{self._output}.err").read_text()
+        code, _ = self.ended()
+        assert code == 0, self.said()
 
     def _journal(self) -> list[list[str]]:
         path = Path(f"{self._output}.journal")
@@ -128,6 +82,22 @@ class Member:
         return found
 
     @property
+    def uncounted(self) -> int:
+        """How many events it has trained and not counted, since they had been."""
+        return sum(events for events, counted in self.learned() if not counted)
+
+    def duplicate_events(self) -> float:
+        """The same, as its `/metrics` says; -1 while it does not respond yet."""
+        lines: list[str] = []
+        with (
+            suppress(OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=60) as response,
+        ):
+            lines = response.read().decode().splitlines()
+        found = [line for line in lines if line.startswith("streamer_store_duplicate_events_total ")]
+        return float(found[0].split()[-1]) if found else -1.0
+
+    @property
     def batches(self) -> int:
         """How many micro-batches it has learned."""
         return len(self.learned())
@@ -136,10 +106,8 @@ class Member:
 class Company:
     """A topic, a model in Redis, and the trainers of both."""
 
-    def __init__(
-        self, kafka: KafkaHarness, redis_url: str, members: Members, directory: Path, partitions: int = 4
-    ) -> None:
-        self.kafka, self.redis_url, self.directory, self._members = kafka, redis_url, directory, members
+    def __init__(self, kafka: KafkaHarness, redis_url: str, directory: Path, partitions: int = 4) -> None:
+        self.kafka, self.redis_url, self.directory = kafka, redis_url, directory
         self.topic = WrittenTopic(kafka, partitions)
         self.group = f"group-{uuid.uuid4().hex[:12]}"
         self.model = f"model-{uuid.uuid4().hex[:12]}"
@@ -173,13 +141,17 @@ class Company:
 
     def start(self, name: str, *more: Any) -> Member:
         """A trainer; its name is that of its checkpoint directory."""
-        member = self._members.start(
+        (port,) = free_ports(1)
+        member = Member(
             name,
             [
-                *("run", "--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.topic.name, *QUICK, *TINY),
+                *("run", "--metrics-port", port),
+                *("--bootstrap-servers", self.kafka.server.bootstrap, "--topic", self.topic.name, *QUICK, *TINY),
                 *("--group-id", self.group, "--redis-url", self.redis_url, "--model", self.model, *BRISK),
                 *("--checkpoint-dir", self.directory / name, "--set", "evaluation_share=0", "--method", "xir", *more),
             ],
+            self.directory / f"{name}-{len(self.everybody)}",
+            port,
         )
         self.everybody.append(member)
         return member
@@ -231,12 +203,12 @@ class Company:
         return sum(max(0, at - committed.get(p, 0)) for p, at in member.positions().items())
 
     def trained_uncounted(self) -> int:
-        """How many events were trained and not counted, since they had been: what the metric of each process says."""
-        return sum(events for member in self.everybody for events, counted in member.learned() if not counted)
+        """How many events were trained and not counted, since they had been."""
+        return sum(member.uncounted for member in self.everybody)
 
     def revived(self, name: str) -> Counter[str]:
         """The counts of a trainer that goes on from its last checkpoint."""
-        checkpoint = CheckpointStore(self.directory / name, readonly=True).load()
+        checkpoint = SnapshotDirectory(self.directory / name).load()
         assert checkpoint is not None
         learner = Learner(checkpoint_settings(checkpoint))
         sharing = StoreSharing(learner, CacheStore(RedisServer(self.redis_url, Keys(self.model)), name))
@@ -245,11 +217,12 @@ class Company:
         sharing.start()
         sharing.close()
         used = learner.state.items.used
-        assert np.array_equal(learner.state.item_counts.counts(used), sharing._table.totals("counts:", used)), (
+        assert np.array_equal(learner.state.item_counts.counts(used), column_totals(sharing._table, "counts:", used)), (
             "what it works with is the sum of all entries"
         )
         return +popularity_counts(learner)
 
     def close(self) -> None:
-        self._members.kill_all()
+        for member in self.everybody:
+            member.kill()
         self.server.close()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from hypothesis import strategies as st
@@ -92,3 +93,17 @@ def walked(
 def rank_in(listed: list[int], item: int) -> int:
     """From 1; a miss if it is not there."""
     return listed.index(item) + 1 if item in listed else MISS
+
+
+def assert_ranked(ranks: Ranks, t: int, moment: Moment, scores: Mapping[int, Any], share: float = 0) -> None:
+    """Event t is ranked by these scores, among all items and among those that its user did not have.
+
+    Items whose scores differ by at most this share of them may stand in any order.
+    """
+    for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
+        if moment.item not in scores or moment.item in left_out:
+            assert found == MISS
+            continue
+        own = scores[moment.item]
+        others = [s for item, s in scores.items() if item != moment.item and item not in left_out]
+        assert sum(s > own * (1 + share) for s in others) < found <= 1 + sum(s >= own * (1 - share) for s in others)

@@ -17,7 +17,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 NAMES = """
     Learner LearnerSettings RunSettings METHODS Pipeline build_pipeline
-    KafkaSource KafkaSettings EmbeddedSource EmbeddedLog FileSource MemorySource MemoryLog
+    KafkaSource KafkaSettings EmbeddedSource EmbeddedLog FileSource
     ssl_loss ssl_pop_loss mns_loss bir_loss xir_loss StreamingPopularity OccurrenceCache StreamerError
 """
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from faults.world import Command, Runner
+from commands import Command
 from servers.redis import LocalRedis
 
 ROOT = Path(__file__).parents[1]
@@ -81,20 +81,13 @@ def inside(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.fixture(scope="module")
-def runner() -> Iterator[Runner]:
-    runner = Runner()
-    yield runner
-    runner.close()
-
-
 @pytest.fixture
-def streamer(runner: Runner, inside: Path, tmp_path_factory: pytest.TempPathFactory) -> Streamer:
+def streamer(inside: Path, tmp_path_factory: pytest.TempPathFactory) -> Streamer:
     """Runs a command inside, to its end."""
 
     def run(*arguments: object) -> Command:
         output = tmp_path_factory.mktemp("output") / "command"
-        command = Command(runner, arguments, output, cwd=str(inside))
+        command = Command(arguments, output, cwd=inside)
         command.ended()
         return command
 

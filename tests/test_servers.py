@@ -1,4 +1,4 @@
-"""The servers that other tests rely on: they start, keep or lose data as asked, and never stay behind."""
+"""The processes of servers that other tests rely on: they say why they end, and never stay behind."""
 
 from __future__ import annotations
 
@@ -11,62 +11,11 @@ import time
 from pathlib import Path
 
 import pytest
-import redis
-from line_harness import until
 from servers import process
-from servers.kafka import KafkaServer
 from servers.process import Process, ServerUnavailable
-from servers.redis import RedisServer, program
+from servers.redis import program
 
 TESTS = Path(__file__).parent
-
-
-@pytest.fixture
-def client(redis_server: RedisServer):
-    with redis.Redis.from_url(redis_server.url) as client:
-        client.flushdb()
-        yield client
-
-
-def restartable(server):
-    if not server.can_restart:
-        pytest.skip("this server is not ours to restart")
-    return server
-
-
-@pytest.mark.servers
-def test_redis_restart_keeps_the_data_unless_asked_for_an_empty_one(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    restartable(redis_server)
-    client.set("key", b"value")
-    redis_server.restart(empty=False)
-    assert client.get("key") == b"value"
-    redis_server.restart(empty=True)
-    assert client.dbsize() == 0
-
-
-@pytest.mark.servers
-def test_redis_does_not_answer_after_kill_and_answers_after_restart(
-    redis_server: RedisServer, client: redis.Redis
-) -> None:
-    restartable(redis_server)
-    redis_server.kill()
-    with pytest.raises(redis.ConnectionError):
-        redis.Redis.from_url(redis_server.url, retry=None).ping()
-    redis_server.restart()
-    assert client.ping()
-
-
-@pytest.mark.servers
-def test_kafka_creates_and_deletes_topics(kafka_server: KafkaServer) -> None:
-    name = kafka_server.create_topic(partitions=3)
-    with kafka_server.admin() as admin:
-        (topic,) = admin.describe_topics([name])
-        assert len(topic["partitions"]) == 3
-    kafka_server.delete_topic(name)
-    with kafka_server.admin() as admin:  # the broker may know it a moment later than the controller
-        until(lambda: name not in admin.list_topics(), what="the topic goes")
 
 
 def test_process_that_ends_early_is_reported_with_its_output(tmp_path: Path) -> None:

@@ -55,12 +55,6 @@ class Browser:
         """The text of the first element."""
         return str(self.ask("(document.querySelector(arguments[0]) || {textContent: ''}).textContent", selector))
 
-    def screenshot(self, path: Path) -> None:
-        """The whole page, from top to bottom."""
-        width, height = self.ask("[window.innerWidth, document.documentElement.scrollHeight]")
-        self.size(width, height)
-        self.driver.save_screenshot(str(path))
-
     def complaints(self) -> list[str]:
         """What the console has got since the last time, warnings and worse."""
         return [entry["message"] for entry in self.driver.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from chromium import Browser
@@ -23,11 +22,3 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     """`streamer run` in a process of its own, on an embedded log that is written meanwhile."""
     with LiveRun(tmp_path_factory.mktemp("live")) as run:
         yield run
-
-
-@pytest.fixture(scope="session")
-def screenshots(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where pictures of the page are kept; printed, to be looked at."""
-    directory = tmp_path_factory.mktemp("screenshots")
-    print(f"\nscreenshots of the live page: {directory}")
-    return directory

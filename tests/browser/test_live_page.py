@@ -61,7 +61,7 @@ def cells(browser, table: str) -> list[list[str]]:
     return browser.ask(rows, f"#{table} tbody tr")
 
 
-def test_values_change_while_the_run_goes_on(page, screenshots):
+def test_values_change_while_the_run_goes_on(page):
     before = {name: tile(page, name) for name in ("Events a second", "Loss", "Checkpoint", "Running")}
     paths = {chart: lines(page, chart) for chart in CHARTS}
     for name, text in before.items():
@@ -69,7 +69,6 @@ def test_values_change_while_the_run_goes_on(page, screenshots):
     for chart in ("flow", "loss", "bands"):
         until(lambda chart=chart: lines(page, chart) != paths[chart], f"{chart} goes on")
     assert "Healthy" in page.text("#health")
-    page.screenshot(screenshots / "wide-light.png")
 
 
 def test_the_drawn_series_are_those_of_the_data(page):
@@ -147,23 +146,21 @@ def test_the_whole_run_can_be_chosen_by_keyboard(page):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_is_readable_on_a_phone(page, screenshots, scheme):
+def test_it_is_readable_on_a_phone(page, scheme):
     page.size(*PHONE)
     page.scheme(scheme)
     right = "[...document.querySelectorAll('.plot .main-svg')].map(svg => svg.getBoundingClientRect().right)"
     until(lambda: max(page.ask(right)) <= PHONE[0], "charts are as narrow as the page")
     until(lambda: drawn_all(page), "all charts are drawn again")
     assert page.ask("document.documentElement.scrollWidth <= window.innerWidth")
-    page.screenshot(screenshots / f"phone-{scheme}.png")
 
 
-def test_charts_follow_the_dark_scheme(page, screenshots):
+def test_charts_follow_the_dark_scheme(page):
     light = page.ask("getComputedStyle(document.body).backgroundColor")
     line = page.ask("document.getElementById('loss').data[0].line.color")
     page.scheme("dark")
     until(lambda: page.ask("document.getElementById('loss').data[0].line.color") != line, "charts are drawn anew")
     assert page.ask("getComputedStyle(document.body).backgroundColor") != light
-    page.screenshot(screenshots / "wide-dark.png")
 
 
 CONTRAST = """
@@ -213,11 +210,10 @@ def test_it_has_landmarks_headings_in_order_captions_and_described_charts(page):
     assert page.ask("document.getElementById('health').getAttribute('role')") == "status"
 
 
-def test_after_the_end_the_page_says_so_and_keeps_the_last_values(page, live, screenshots):
+def test_after_the_end_the_page_says_so_and_keeps_the_last_values(page, live):
     live.stop()
     until(lambda: page.ask("!document.getElementById('lost').hidden"), "the end is told")
     assert "The trainer has not responded since" in page.text("#lost")
     assert "No answer" in page.text("#health")
     assert drawn_all(page)
     assert SCRIPT in [row[0] for row in cells(page, "top")]
-    page.screenshot(screenshots / "ended.png")

@@ -27,6 +27,8 @@ from streamer.replay.events import Events
 Row = tuple[str, str, float | None]
 """User, item and time of an event."""
 Write = Callable[[str, str | bytes], Path]
+REJECTED = ("missing_columns", "too_many_columns", "invalid_encoding")
+"""Why a line is not a row."""
 COMPRESSED = {".gz": gzip.compress, ".zst": zstandard.compress}
 
 
@@ -106,8 +108,10 @@ class DatasetContract(FormatContract):
         with open_log(write(self.file, self.raw() + line + b"\n"), self.name, LogSettings(**self.options)) as log:
             assert sorted(rows_of(log), key=str) == sorted(self.events, key=str)
             assert log.malformed.by_reason == {self.reason: 1}
-            number = len(self.raw().splitlines()) + 1
-            assert log.malformed.examples[0].startswith(f"line {number}: {self.reason}: ")
+            unit, number = ("row", len(self.events) + 1)
+            if self.reason in REJECTED:
+                unit, number = ("line", len(self.raw().splitlines()) + 1)
+            assert log.malformed.examples[0].startswith(f"{unit} {number}: {self.reason}: ")
 
     def test_empty_file_is_reported(self, write: Write):
         for content in (b"", b"\n\n", b"\xef\xbb\xbf"):

@@ -129,15 +129,6 @@ class SourceContract:
         assert [value for _, _, value in rows] == json_lines(0, 7)
         assert [offset for _, offset, _ in rows] == list(range(rows[0][1], rows[0][1] + 7))
 
-    def test_asks_the_listener_for_each_partition_once(self, harness, opened):
-        topic = harness.make_topic(self.max_partitions)
-        for number in range(self.max_partitions):
-            harness.append(topic, number, json_lines(number, 1))
-        source, listener = opened(topic)
-        read(source, self.max_partitions)
-        assert sorted(p.number for p in listener.assigned) == list(range(self.max_partitions))
-        assert listener.revoked == []
-
     def test_starts_at_the_next_offset_to_read_as_the_listener_has_it(self, harness, opened):
         topic = harness.make_topic(1)
         harness.append(topic, 0, json_lines(0, 6))
@@ -155,17 +146,26 @@ class SourceContract:
         rows = sorted(read(opened(topic)[0], 4 * self.max_partitions))
         rest = [row for k, row in enumerate(rows) if k % 4 > k // 4]  # without one, two, three of them
         positions = {partition: offset for partition, offset, _ in reversed(rest)}
-        source, _ = opened(topic, positions)
+        source, listener = opened(topic, positions)
         assert sorted(read(source, len(rest))) == rest
+        assert sorted(p.number for p in listener.assigned) == list(range(self.max_partitions)), "each is asked for once"
+        assert listener.revoked == []
 
     @pytest.mark.parametrize("max_records", [1, 2, 3, 7])
-    def test_a_poll_returns_at_most_max_records_and_the_same_ones(self, harness, opened, max_records):
+    def test_a_poll_returns_at_most_max_records_in_chunks_of_whole_columns_in_order(self, harness, opened, max_records):
         topic = harness.make_topic(self.max_partitions)
         for number in range(self.max_partitions):
             harness.append(topic, number, json_lines(10 * number, 5))
         count = 5 * self.max_partitions
         chunks = read_chunks(opened(topic)[0], count, max_records)
         assert sorted(rows_of(chunks)) == sorted(read(opened(topic)[0], count))
+        last: dict[Partition, int] = {}
+        for chunk in chunks:
+            assert 0 < len(chunk) == len(chunk.timestamps_ms) == len(chunk.keys) == len(chunk.values)
+            assert all(type(stamp) is int and stamp > 1_000_000_000_000 for stamp in chunk.timestamps_ms)
+            for offset in chunk.offsets:
+                assert offset > last.get(chunk.partition, -1)
+                last[chunk.partition] = offset
 
     def test_a_poll_of_zero_records_reads_nothing_and_loses_nothing(self, harness, opened):
         topic = harness.make_topic(1)
@@ -199,19 +199,6 @@ class SourceContract:
             thread.start()
             thread.join()
             assert found[-1] == source.end_offsets() == {rows[-1][0]: rows[-1][1] + 1}
-
-    def test_a_chunk_holds_columns_of_equal_length_with_ascending_offsets_and_times(self, harness, opened):
-        topic = harness.make_topic(self.max_partitions)
-        for start in range(0, 40, 4):
-            harness.append(topic, start % self.max_partitions, json_lines(start, 4))
-        last: dict[Partition, int] = {}
-        for chunk in read_chunks(opened(topic)[0], 40, max_records=6):
-            assert len(chunk) > 0
-            assert len(chunk) == len(chunk.timestamps_ms) == len(chunk.keys) == len(chunk.values)
-            assert all(type(stamp) is int and stamp > 1_000_000_000_000 for stamp in chunk.timestamps_ms)
-            for offset in chunk.offsets:
-                assert offset > last.get(chunk.partition, -1)
-                last[chunk.partition] = offset
 
     def test_reading_goes_on_after_a_close_with_exactly_the_rest(self, harness, opened):
         topic = harness.make_topic(self.max_partitions)

@@ -10,20 +10,22 @@ import time
 import traceback
 from pathlib import Path
 
+from commands import STARTED
 from servers.kafka import KafkaServer
 
 from faults import one_trainer, serving, several_trainers  # noqa: F401  (they register their faults)
 from faults.broker import FaultyKafka
 from faults.report import write
 from faults.scenarios import SCENARIOS, NotPossibleHere
-from faults.world import Outcome, Runner, World
+from faults.world import Outcome, World
 
 
-def run(name: str, kafka: KafkaServer, runner: Runner, seed: int) -> Outcome:
+def run(name: str, kafka: KafkaServer, seed: int) -> Outcome:
     """One scenario, from set up to what is found; a failure is printed with what a person needs."""
     scenario = SCENARIOS[name]
+    STARTED.clear()
     with tempfile.TemporaryDirectory(prefix="streamer-fault-") as directory:
-        world = World(kafka, runner, Path(directory))
+        world = World(kafka, Path(directory))
         world.outcome.fault = scenario.fault
         try:
             scenario.run(world, random.Random(f"{seed} {name}"))
@@ -34,9 +36,14 @@ def run(name: str, kafka: KafkaServer, runner: Runner, seed: int) -> Outcome:
             world.outcome.problems.append(f"{type(error).__name__}: {error}".splitlines()[0])
         finally:
             if world.outcome.problems:
-                print(f"FAILED {name} (seed {seed})\n{world.describe()}", file=sys.stderr, flush=True)
+                print(f"FAILED {name} (seed {seed})\n{world.describe()}\n{said()}", file=sys.stderr, flush=True)
             world.close()
     return world.outcome
+
+
+def said() -> str:
+    """The commands of a scenario, and the last lines of each."""
+    return "\n".join(command.describe() for command in STARTED)
 
 
 def main() -> None:
@@ -46,19 +53,18 @@ def main() -> None:
     given = parser.parse_args()
     if unknown := [name for name in given.names if name not in SCENARIOS]:
         parser.error(f"no scenario {', '.join(unknown)}; there are {', '.join(SCENARIOS)}")
-    runner, kafka = Runner(), FaultyKafka()
+    kafka = FaultyKafka()
     outcomes: dict[str, Outcome] = {}
     try:
         kafka.start()
         for name in given.names or SCENARIOS:
             began = time.monotonic()
-            outcomes[name] = run(name, kafka, runner, given.seed)
+            outcomes[name] = run(name, kafka, given.seed)
             write({name: outcomes[name]}, list(SCENARIOS), given.seed)
             verdict = "; ".join(outcomes[name].problems) or "as promised"
             print(f"{name}: {verdict} ({time.monotonic() - began:.0f} s)", flush=True)
     finally:
         kafka.delete()
-        runner.close()
     sys.exit(any(outcome.problems for outcome in outcomes.values()))
 
 

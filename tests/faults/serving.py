@@ -11,12 +11,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from commands import Command
 from servers.process import free_ports
 
 from faults.scenarios import scenario
-from faults.world import STEADY, Command, Trainer, World
+from faults.world import STEADY, Trainer, World
 
-PUBLISH = ["--publish-every", "0.1", "--set", "publish_base_every=2"]
+PUBLISH = ["--publish-every", "0.1"]
+SWEEP = 20
+OFTEN = f"import streamer.snapshot.publisher as publisher\npublisher.SWEEP_DELTAS = {SWEEP}"
+"""A prelude of a trainer whose deltas have soon had every row once more, which is when a server can begin again."""
 
 
 class Server:
@@ -30,7 +34,7 @@ class Server:
     def start(self) -> None:
         output = self.world.directory / f"server-{len(self.world.others)}"
         arguments = ["serve", "--from", self.directory, "--port", self._port, "--no-tail"]
-        self.run = Command(self.world.runner, arguments, output)
+        self.run = Command(arguments, output)
         self.world.others.append(self.run)
 
     def get(self, path: str) -> dict[str, Any]:
@@ -58,6 +62,7 @@ def begin(world: World) -> tuple[Trainer, Server]:
     published = world.directory / "published"
     world.open_stream(events=500)
     trainer = world.trainer("trainer", *STEADY, "--publish-dir", published, *PUBLISH)
+    trainer.prelude = OFTEN
     trainer.start()
     trainer.trains()
     return trainer, Server(world, published)
@@ -116,6 +121,7 @@ def deltas_spoiled(world: World, rng: random.Random) -> None:
             spoil(new_deltas(server, before)[:3], rng)
             server.run.signal(signal.SIGCONT)
             server.follows()
+    world.outcome.note = f"it goes on when every row has come once more: after {SWEEP} deltas here, 500 by default"
     settle(world, trainer, server)
 
 

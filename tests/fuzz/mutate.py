@@ -4,47 +4,10 @@ from __future__ import annotations
 
 import random
 
-TOKENS = [
-    *(
-        b"null",
-        b"NaN",
-        b"-Infinity",
-        b"1e999",
-        b"-0",
-        b"9" * 40,
-        b"0.1e-400",
-        b'"\\ud800"',
-        b"\xed\xa0\x80",
-        b"\xff\xfe",
-    ),
-    *(
-        b"[]",
-        b"{}",
-        b"[" * 200,
-        b'{"a":' * 50,
-        b'"',
-        b"\\",
-        b"\x00",
-        b"\r\n",
-        b"\n\n",
-        b",",
-        b":",
-        b"=",
-        b"../..",
-        b"%s",
-    ),
-    *(
-        b"true",
-        b'"user_id":',
-        b'"item_id":1,',
-        b"\xef\xbb\xbf",
-        b"\x1f\x8b\x08",
-        b"\x28\xb5\x2f\xfd",
-        b"'''",
-        b"#",
-        b"--",
-    ),
-]
+TOKENS = rb"null NaN -Infinity 1e999 -0 0.1e-400 true [] {} \ , : = ../.. %s # --".split()
+TOKENS += rb""""\ud800" " "user_id": "item_id":1,""".split()
+TOKENS += [b"\x00", b"\r\n", b"\n\n", b"9" * 40, b"[" * 200, b'{"a":' * 50, b"'''"]
+TOKENS += [b"\xed\xa0\x80", b"\xff\xfe", b"\xef\xbb\xbf", b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd"]
 
 
 def mutated(seed: bytes, rng: random.Random) -> bytes:

@@ -1,7 +1,5 @@
 """What reads bytes from elsewhere, and how each is specified to refuse them.
 
-HTTP has its own: `tests/streamer/web/test_odd_requests.py`.
-
 A target is made once and called with many inputs, one at a time or some at once. It raises nothing, or what it names.
 """
 
@@ -21,6 +19,7 @@ from unittest import mock
 import numpy as np
 from contracts.dataset_contract import rows_of
 
+from fuzz.http import odd_requests, schema_requests
 from streamer.cache_store.errors import StoreError
 from streamer.cache_store.redis import server as redis_server
 from streamer.cache_store.redis.schema import Keys
@@ -112,7 +111,7 @@ class Answering:
     def pipeline(self, **_: Any) -> Any:
         value = self.value
         half = value[: len(value) // 2]
-        fields = {b"since": half, b"hashes": value, b"values": half, b"changed": half}
+        fields = {b"since": half, b"hashes": value, b"values": half}
         stream = [b"{streamer:m}:changes:counts:c[0]@i", [(half[:9], fields)]]
         answers = [(1, [half, value, b"counts:c[0]@i", half]), [stream]]
         ignored = dict.fromkeys(("execute_command", "xread"), lambda *_, **__: None)
@@ -170,5 +169,7 @@ TARGETS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[Target]]
         [np.arange(4, dtype=np.uint64).tobytes(), b"12-0", b"1.5 beat counts:c[0]@i", b"\x00" * 16],
         150_000,
     ),
+    "http": (odd_requests, [b"request"], 30_000),
+    "openapi": (schema_requests, [b"request"], 5_000),
 }
 """How each is made, what inputs are made from, and how many `make fuzz` tries."""

@@ -17,6 +17,16 @@ def kafka(kafka_server: KafkaServer) -> Iterator[KafkaHarness]:
 
 
 @pytest.fixture
+def restartable(kafka: KafkaHarness) -> Iterator[KafkaHarness]:
+    """A broker of this machine that may be killed; it runs again after the test."""
+    if not kafka.server.can_restart:
+        pytest.skip("this broker is not ours to kill")
+    yield kafka
+    if not kafka.server.running:
+        kafka.server.restart()
+
+
+@pytest.fixture
 def redis() -> Iterator[LocalRedis]:
     """A server that only this test knows."""
     with LocalRedis() as server:

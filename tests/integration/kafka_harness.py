@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pytest
 from contracts.source_contract import RecordingListener, rows_of
-from kafka import KafkaConsumer, KafkaProducer
-from kafka.errors import RetriableError
+from kafka import KafkaConsumer, KafkaProducer, TopicPartition
+from kafka.errors import KafkaError, RetriableError
 from line_harness import NOON_MS, PATIENCE_S, until
 from servers.kafka import KafkaServer
 
@@ -30,11 +31,13 @@ class KafkaHarness:
         self.server = server
         self._producers: dict[str | None, KafkaProducer] = {}
         self._sources: list[KafkaSource] = []
+        self._topics: list[str] = []
 
     # ----------------------------------------------------------------------------------------- topics
 
     def make_topic(self, partitions: int) -> str:
-        return self.server.create_topic(partitions=partitions)
+        self._topics.append(self.server.create_topic(partitions=partitions))
+        return self._topics[-1]
 
     def append(
         self,
@@ -115,6 +118,21 @@ class KafkaHarness:
         except RetriableError:
             return {}
         return {Partition(*tp): offset.offset for tp, offset in offsets.items() if offset.offset >= 0}
+
+    def describe(self) -> str:
+        """The offsets of all topics of the test, for whoever looks for the reason of a failure."""
+        lines = []
+        with suppress(KafkaError):
+            consumer = KafkaConsumer(bootstrap_servers=self.server.bootstrap)
+            places = [TopicPartition(t, n) for t in self._topics for n in consumer.partitions_for_topic(t) or ()]
+            lines += [f"{tp.topic}[{tp.partition}] ends at {end}" for tp, end in consumer.end_offsets(places).items()]
+            consumer.close()
+            with self.server.admin() as admin:
+                groups = [group["group_id"] for group in admin.list_groups()]
+            for group in groups:
+                ours = {str(p): offset for p, offset in self.committed(group).items() if p.topic in self._topics}
+                lines += [f"committed by {group}: {ours}"] if ours else []
+        return "\n".join(lines)
 
     def members(self, group: str, *, settled: bool = False) -> int:
         """How many there are; `settled`: none while a rebalance is going on."""

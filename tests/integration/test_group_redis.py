@@ -34,21 +34,21 @@ def write(log: EmbeddedLog, topic: str, partitions: int, events: int) -> Counter
     return items
 
 
-def test_a_group_counts_once_and_receives_what_others_count(forker, redis_server: RedisServer, tmp_path: Path):
+def test_a_group_counts_once_and_receives_what_others_count(redis_server: RedisServer, tmp_path: Path):
     name, rng = f"group-{uuid.uuid4().hex[:8]}", random.Random(3)
     with EmbeddedLog(tmp_path / "log") as log:
         elsewhere, ours = write(log, "elsewhere", 1, 400), write(log, "clicks", 5, 3000)
     share = ["--redis-url", redis_server.url, "--model", name, "--set", "share_every=0.05"]
-    other = Ranks(forker, tmp_path / "log", tmp_path / "other", 1, "--trainers", "1", "--topic", "elsewhere", *share)
+    other = Ranks(tmp_path / "log", tmp_path / "other", 1, "--trainers", "1", "--topic", "elsewhere", *share)
     assert other.wait_all() == [0], other.errors(0)
     often = [*share, "--topic", "clicks", "--checkpoint-every-events", "300", "--keep-checkpoints", "1"]
     for size in (2, 3):
-        ranks = Ranks(forker, tmp_path / "log", tmp_path / "ours", size, *often)
+        ranks = Ranks(tmp_path / "log", tmp_path / "ours", size, *often)
         ranks.wait(0, rng.uniform(0.8, 2.0))
         for rank in range(size):
             ranks.kill(rank)
         ranks.wait_all()
-    ranks = Ranks(forker, tmp_path / "log", tmp_path / "ours", 2, *often)
+    ranks = Ranks(tmp_path / "log", tmp_path / "ours", 2, *often)
     assert ranks.wait_all() == [0, 0], ranks.errors(0) + ranks.errors(1)
     assert counted(redis_server.url, name) == elsewhere + ours
     assert popularity_counts(Learner.load(tmp_path / "ours")) == elsewhere + ours

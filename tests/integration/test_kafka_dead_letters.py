@@ -13,8 +13,8 @@ from line_harness import events, run_settings, values_of
 from servers.process import free_ports
 
 from streamer.build import build_pipeline
-from streamer.dead_letters.base import DeadLetter
-from streamer.dead_letters.kafka import CUTS_BYTES, KafkaDeadLetters
+from streamer.dead_letters.base import KEPT_VALUE_BYTES, DeadLetter
+from streamer.dead_letters.kafka import KafkaDeadLetters
 from streamer.errors import SourceError, SourceUnavailable
 from streamer.pipeline import Pipeline
 
@@ -86,7 +86,7 @@ def test_value_too_large_is_cut_short_and_the_others_go_through(kafka: KafkaHarn
     found = {
         value[:1]: (len(value), headers.get("truncated_from")) for _, value, headers, _ in letters_of(kafka, topic, 3)
     }
-    assert found == {b"a": (1, None), b"b": (1, None), b"x": (CUTS_BYTES[0], str(size).encode())}
+    assert found == {b"a": (1, None), b"b": (1, None), b"x": (KEPT_VALUE_BYTES, str(size).encode())}
     assert not refused.exists()
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_harness import Command, Zygote, records
-from kafka import KafkaProducer, TopicPartition
+from commands import Command
+from crash_harness import Zygote, records
+from kafka import KafkaProducer
 from kafka_harness import KafkaHarness, until
 from kafka_runs import PATIENT, Topic
-from line_harness import newest
 
 from streamer.sources.base import Partition
 
@@ -35,7 +35,7 @@ def trained_up_to(kafka: KafkaHarness, topic: Topic) -> bool:
 
 def ended(run: Command, number: signal.Signals = signal.SIGTERM) -> dict[str, Any]:
     """End a run in good order; return its summary."""
-    run.process.send_signal(number)
+    run.signal(number)
     code, out = run.ended()
     assert code == 0, run.said()
     summary: dict[str, Any] = json.loads(out)
@@ -73,8 +73,7 @@ def test_a_trainer_that_was_killed_gets_its_partitions_back_at_once(
     topic.append(records(2_000))
     with Command(topic.run("a", *LIVE, client=PATIENT), tmp_path / "a.log") as a:
         a.wait_until(lambda: trained_up_to(kafka, topic))
-        a.process.kill()
-        a.ended()
+        a.kill()
     topic.append(records(1_000))
     summary = zygote.summary(topic.run("a", "--until-end", client=PATIENT))
     assert (summary["consumed"], summary["events_this_run"]) == (3_000, 1_000)
@@ -138,7 +137,7 @@ def test_latest_means_the_first_start(
     with Command(arguments, tmp_path / "a.log") as a:
         a.wait_until(lambda: trained_up_to(kafka, topic))
         topic.append(records(500))
-        a.process.send_signal(number)
+        a.signal(number)
         a.ended()
     summary = zygote.summary([*arguments, "--until-end"])
     assert summary["consumed"] == 500
@@ -153,8 +152,7 @@ def test_new_partitions_are_read_from_their_beginning_also_after_a_restart(
     arguments = topic.run("a", *LIVE, "--start", "latest", client=[*PATIENT, "metadata_max_age_ms=500"])
     with Command(arguments, tmp_path / "first.log") as a:
         a.wait_until(lambda: trained_up_to(kafka, topic))
-        a.process.kill()
-        a.ended()
+        a.kill()
     with Command(arguments, tmp_path / "second.log") as a:
         a.wait_until(lambda: "Assigned partitions: " in a.said())
         with kafka.server.admin() as admin:
@@ -194,17 +192,6 @@ def test_a_topic_that_was_recreated_is_read_from_its_beginning(
     assert "created again" in zygote.errors
 
 
-def test_a_topic_that_is_recreated_while_it_is_read(kafka: KafkaHarness, make_topic: MakeTopic, tmp_path: Path) -> None:
-    topic = make_topic(1)
-    topic.append(records(300))
-    with Command(topic.run("a", *LIVE), tmp_path / "a.log") as a:
-        a.wait_until(lambda: trained_up_to(kafka, topic))
-        recreate(kafka, topic.name)
-        kafka.append(topic.name, 0, records(500))
-        a.wait_until(lambda: kafka.committed(topic.group) == {Partition(topic.name, 0): 500})
-        assert ended(a)["consumed"] == 800
-
-
 def test_a_topic_that_is_deleted_while_it_is_read_is_an_error(
     kafka: KafkaHarness, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
@@ -218,14 +205,20 @@ def test_a_topic_that_is_deleted_while_it_is_read_is_an_error(
     assert "was deleted while it was read" in a.said()
 
 
-@pytest.fixture
-def restartable(kafka: KafkaHarness) -> Iterator[KafkaHarness]:
-    """A broker of this machine that may be killed; it runs again after the test."""
-    if not kafka.server.can_restart:
-        pytest.skip("this broker is not ours to kill")
-    yield kafka
-    if not kafka.server.running:
-        kafka.server.restart()
+def test_a_broker_that_is_away_at_the_start_is_waited_for(
+    restartable: KafkaHarness, make_topic: MakeTopic, tmp_path: Path
+) -> None:
+    topic = make_topic(2)
+    topic.append(records(1_000))
+    restartable.server.stop()
+    arguments = topic.run("late", "--until-end", "--kafka", "bootstrap_timeout_ms=500")
+    with Command(arguments, tmp_path / "log") as run:
+        run.wait_until(lambda: run.said().count("trying again in") >= 2)
+        restartable.server.restart()
+        code, out = run.ended()
+    assert code == 0, run.said()
+    assert "no Kafka broker responded at" in run.said()
+    assert json.loads(out)["consumed"] == 1_000
 
 
 @pytest.mark.parametrize("regrown", [0, 200])
@@ -251,17 +244,3 @@ def test_a_log_that_lost_its_end_is_read_on_from_there(
     kafka.append(topic.name, 0, records(50))
     assert zygote.summary(topic.run("a", "--until-end"))["events_this_run"] == 50
     assert kafka.committed(topic.group) == {Partition(topic.name, 0): 1_050 + regrown}
-
-
-def test_records_that_retention_removed_are_counted(
-    kafka: KafkaHarness, zygote: Zygote, make_topic: MakeTopic, tmp_path: Path
-) -> None:
-    topic = make_topic(1)
-    topic.append(records(1_000))
-    zygote.summary(topic.run("a", "--max-events", 500))
-    with kafka.server.admin() as admin:
-        admin.delete_records({TopicPartition(topic.name, 0): 800})
-    summary = zygote.summary(topic.run("a", "--until-end"))
-    assert (summary["consumed"], summary["lost"]) == (700, 300)
-    assert newest(tmp_path / "a").meta["accounting"]["lost"] == 300
-    assert "offsets 500 to 799 were removed by retention" in zygote.errors

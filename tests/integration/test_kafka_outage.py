@@ -32,15 +32,11 @@ QUICK = ("--dim", 8, "--batch-size", 64, "--set", "hash_slots=64", "--checkpoint
 
 
 @pytest.fixture
-def broker(kafka: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> Iterator[KafkaServer]:
-    """A broker that may be killed, and a watch that notices soon; it runs again after the test."""
-    if not kafka.server.can_restart:
-        pytest.skip("this broker is not ours to kill")
+def broker(restartable: KafkaHarness, monkeypatch: pytest.MonkeyPatch) -> KafkaServer:
+    """A broker that may be killed, and a watch that notices soon."""
     monkeypatch.setattr(kafka_watch, "EVERY_S", 0.2)
     monkeypatch.setattr(kafka_watch, "PATIENCE_MS", 500)
-    yield kafka.server
-    if not kafka.server.running:
-        kafka.server.restart()
+    return restartable.server
 
 
 def test_reading_and_commits_go_on_after_an_outage_with_nothing_lost_and_one_warning(

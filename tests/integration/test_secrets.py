@@ -7,27 +7,23 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import signal
-import subprocess
-import sys
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trustme
+from commands import FRESH, Command, until
 from faults.broker import SCRAM_PASSWORD, SCRAM_USER, FaultyKafka
 from faults.world import Stream
-from faults.world import until as wait_until
 from servers.process import free_ports
 from servers.redis import LocalRedis, TlsEndpoint
 
 pytestmark = [pytest.mark.servers, pytest.mark.slow]
 
-ROOT = Path(__file__).parents[2]
 REDIS_PASSWORD, TOKEN = "redis-s3cret", "token-s3cret-0123456789"
 SECRETS = (SCRAM_PASSWORD, REDIS_PASSWORD, TOKEN)
 MODEL = "clicks"
@@ -50,30 +46,17 @@ class Place:
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
         self.directory, self.environment = directory, environment
-        self._started: list[subprocess.Popen[bytes]] = []
+        self._started: list[Command] = []
 
-    def start(self, name: str, *arguments: object, **more: str) -> subprocess.Popen[bytes]:
-        """`streamer` with its output in a file of this name; it does not outlive the test."""
-        with (self.directory / f"{name}.log").open("wb") as log:
-            clean = {name: value for name, value in os.environ.items() if not name.startswith("STREAMER_")}
-            process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "streamer", *map(str, arguments)],
-                cwd=self.directory,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=clean | {"PYTHONPATH": str(ROOT)} | self.environment | more,
-            )
-        self._started.append(process)
-        return process
-
-    def said(self, name: str) -> str:
-        return (self.directory / f"{name}.log").read_text(errors="replace")
+    def start(self, name: str, *arguments: object, prelude: str = "", **more: str) -> Command:
+        """A command that does not outlive the test."""
+        env = self.environment | more
+        self._started.append(Command(arguments, self.directory / name, prelude, self.directory, **env))
+        return self._started[-1]
 
     def close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.wait()
+        for command in self._started:
+            command.kill()
 
 
 @pytest.fixture
@@ -132,21 +115,14 @@ def family(pid: int) -> Iterator[int]:
             yield from family(int(child))
 
 
-def command_lines(process: subprocess.Popen[bytes]) -> str:
+def command_lines(command: Command) -> str:
     """What `ps` shows."""
     found = ""
-    for pid in family(process.pid):
+    for pid in family(command.pid):
         with contextlib.suppress(OSError):
             found += Path(f"/proc/{pid}/cmdline").read_bytes().decode() + Path(f"/proc/{pid}/comm").read_text()
+    assert "streamer" in found
     return found
-
-
-def until(process: subprocess.Popen[bytes], said: Callable[[], str], done: Callable[[], object], what: str) -> None:
-    def happened() -> object:
-        assert process.poll() is None, f"it ended with {process.returncode}: {said()}"
-        return done()
-
-    wait_until(happened, what)
 
 
 def assert_no_secret(text: str, where: str) -> None:
@@ -164,24 +140,26 @@ def test_by_tls_scram_and_acl_it_trains_shares_and_serves_and_shows_no_secret(
     place.environment |= {"STREAMER_REDIS_URL": secured, "STREAMER_TOKEN": TOKEN}
     shared = ["--model", MODEL, "--set", "share_every=0.1"]
     more = [*shared, "--publish-dir", "published", "--metrics-port", live.rsplit(":")[-1], "--log-format", "json"]
-    trainer = place.start("trainer", *run_arguments(stream, "--checkpoint-every", "0.3", *more))
+    trainer = place.start("trainer", *run_arguments(stream, "--checkpoint-every", "0.3", *more), prelude=FRESH)
 
     # 1. it trains everything, shares it, and a server follows
     def trained() -> bool:
         return value_of(page(f"{live}/metrics"), "streamer_events_trained_total") == len(stream.events)
 
-    until(trainer, lambda: place.said("trainer"), trained, "all is trained")
+    trainer.wait_until(trained)
     port = serving.rsplit(":")[-1]
     arguments = ["serve", "--from", "published", "--port", port, "--topic", stream.name]
-    server = place.start("server", *arguments)
-    until(server, lambda: place.said("server"), lambda: '"ok":true' in page(f"{serving}/readyz", TOKEN), "it serves")
+    server = place.start("server", *arguments, prelude=FRESH)
+    server.wait_until(lambda: '"ok":true' in page(f"{serving}/readyz", TOKEN))
     assert '"items":[{' in page(f"{serving}/users/u7/recommendations?k=3", TOKEN)
 
     # 2. what one can look at, also when Redis is gone
-    assert place.start("inspect", "inspect", "--checkpoint-dir", "saved", "--model", MODEL).wait(120) == 0
+    assert place.start("inspect", "inspect", "--checkpoint-dir", "saved", "--json").ended()[0] == 0
+    code, report = place.start("store", "store", "inspect", "--model", MODEL, "--json").ended()
+    assert (code, json.loads(report)["events"]) == (0, len(stream.events)), "the shared counts are exact"
     paths = ["/", "/status", "/metrics", "/healthz", "/readyz", "/data.json", "/openapi.json"]
     redis.kill()
-    until(trainer, lambda: place.said("trainer"), lambda: '"ok":false' in page(f"{live}/readyz"), "Redis is missed")
+    trainer.wait_until(lambda: '"ok":false' in page(f"{live}/readyz"))
     for url, token in ((live, ""), (serving, TOKEN), (serving, "wrong")):
         for path in paths:
             assert_no_secret(page(url + path, token) or "none", f"{path} of {url}")
@@ -189,35 +167,25 @@ def test_by_tls_scram_and_acl_it_trains_shares_and_serves_and_shows_no_secret(
         assert_no_secret(command_lines(process), "the process list")
     redis.start()  # empty, and without a user: what it says then is logged, too
     for process in (trainer, server):
-        process.send_signal(signal.SIGTERM)
-        process.wait(120)
+        process.signal(signal.SIGTERM)
+        process.ended()
 
     # 3. what they leave behind
-    place.start("doctor", "doctor", "--topic", stream.name, "--checkpoint-dir", "saved", *shared).wait(120)
-    assert "***" in place.said("doctor")
+    doctor = place.start("doctor", "doctor", "--topic", stream.name, "--checkpoint-dir", "saved", *shared)
+    assert "***" in doctor.ended()[1]
     for path in place.directory.rglob("*"):
         if path.is_file():
             content = path.read_bytes()
             assert not [secret for secret in SECRETS if secret.encode() in content], f"a secret is in {path.name}"
 
 
-def test_counts_that_are_shared_by_tls_and_acl_are_exact(broker: FaultyKafka, place: Place, secured: str) -> None:
-    stream = Stream(broker, 1, users=50)
-    stream.produce(400)
-    place.environment["STREAMER_REDIS_URL"] = secured
-    assert place.start("run", *run_arguments(stream, "--until-end", "--model", MODEL)).wait(120) == 0, place.said("run")
-    assert place.start("inspect", "inspect", "--model", MODEL, "--json").wait(120) == 0, place.said("inspect")
-    assert json.loads(place.said("inspect"))["store"]["events"] == len(stream.events)
-
-
 def test_a_wrong_scram_password_is_named_and_not_shown(broker: FaultyKafka, place: Place) -> None:
     stream = Stream(broker, 1, users=50)
     run = place.start("run", *run_arguments(stream, "--until-end"), STREAMER_KAFKA_SASL_PASSWORD="wrong-s3cret")
-    wait_until(lambda: run.poll() is not None, "it is refused")
-    assert run.poll() == 1
-    assert "sasl_password" in place.said("run")
-    assert "s3cret" not in place.said("run")
-    assert "Assigned partitions" not in place.said("run")
+    assert run.ended()[0] == 1
+    assert "sasl_password" in run.said()
+    assert "s3cret" not in run.said()
+    assert "Assigned partitions" not in run.said()
 
 
 def test_a_broker_that_somebody_else_has_signed_is_not_trusted(
@@ -225,10 +193,10 @@ def test_a_broker_that_somebody_else_has_signed_is_not_trusted(
 ) -> None:
     stream = Stream(broker, 1, users=50)
     stream.produce(100)
-    trustme.CA().cert_pem.write_to_path(str(tmp_path / "other.pem"))
     other = str(tmp_path / "other.pem")
+    trustme.CA().cert_pem.write_to_path(other)
     run = place.start("run", *run_arguments(stream, "--until-end"), STREAMER_KAFKA_SSL_CAFILE=other)
-    wait_until(lambda: run.poll() is not None or "trying again" in place.said("run"), "it refuses")
-    assert run.poll() != 0, place.said("run")
-    assert "Assigned partitions" not in place.said("run")
+    until(lambda: run.code is not None or "trying again" in run.said(), "it refuses")
+    assert run.code != 0, run.said()
+    assert "Assigned partitions" not in run.said()
     assert not list(tmp_path.glob("saved/ckpt-*"))

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable
 
 import pytest
-from crash_harness import Command
+from commands import Command
 from kafka import KafkaConsumer, TopicPartition
 from kafka_harness import QUICK, KafkaHarness
 from line_harness import events
 from serve_harness import Client, Server, Trainer, said, served, wait_until
 
-from streamer.event import EventDecoder, encode, encode_item
+from streamer.event import EventDecoder, encode
 from streamer.serve.follower import Tail
 from streamer.serve.service import RecommendRequest
 from streamer.snapshot.topic import TopicPlace, TopicReader
@@ -91,22 +92,19 @@ def test_events_count_before_they_are_learned_and_from_the_positions_of_the_mode
         each.close()
 
 
-def test_a_broker_that_is_away_is_shown_and_caught_up(kafka):
-    if not kafka.server.can_restart:
-        pytest.skip("the broker is not ours to stop")
+def test_a_broker_that_is_away_is_shown_and_caught_up(restartable):
+    kafka = restartable
     topic = f"points-{time.time_ns()}"
     trainer = Trainer(TopicPlace(settings(kafka, topic), topic))
     server = Server(reader(kafka, topic))
     trainer.learn(STREAM[:200])
     server.reach(trainer)
     kafka.server.stop()
-    try:
-        trainer.learner.learn(STREAM[200:300])
-        wait_until(lambda: trainer.publisher.step(dict) or trainer.publisher.status.problem, "noticing")
-        wait_until(lambda: server.follower.problem, "noticing")
-        assert served(server.service, "u1")
-    finally:
-        kafka.server.restart()
+    trainer.learner.learn(STREAM[200:300])
+    wait_until(lambda: trainer.publisher.step(dict) or trainer.publisher.status.problem, "noticing")
+    wait_until(lambda: server.follower.problem, "noticing")
+    assert served(server.service, "u1")
+    kafka.server.restart()
     wait_until(lambda: trainer.publisher.status.problem is None, "publishing again")
     trainer.learn(STREAM[300:400])
     server.reach(trainer)
@@ -181,7 +179,7 @@ def test_whatever_becomes_of_deltas_in_a_topic_only_states_of_the_trainer_are_se
 def test_a_catalogue_topic_is_read_from_its_beginning_and_its_items_are_served(kafka, tmp_path):
     """From the broker to an answer over HTTP; restarted, what was read is not read again."""
     topic, items, points = kafka.make_topic(2), kafka.make_topic(1), f"points-{time.time_ns()}"
-    kafka.append(items, 0, [encode_item("old", 1e9, item_features={"brand": "b1"}, title="Old")])
+    kafka.append(items, 0, [encode(None, "old", 1e9, item_features={"brand": "b1"}, title="Old")])
     kafka.append(topic, 0, [encode("u1", "i0", 1e9)] * 50)
     common = ("--bootstrap-servers", kafka.server.bootstrap, "--topic", topic, "--catalogue-topic", items)
     where = (*common, "--group-id", topic, "--data-dir", tmp_path, "--publish-topic", points, "--item-feature", "brand")
@@ -202,12 +200,14 @@ def test_a_catalogue_topic_is_read_from_its_beginning_and_its_items_are_served(k
         assert "i0" not in recommended()  # --start latest
         kafka.append(topic, 1, [encode("u2", "i1", 1e9 + k) for k in range(20)])
         kafka.append(
-            items, 0, [encode_item("new", item_features={"brand": "b1"}, title="New"), encode_item("old", deleted=True)]
+            items,
+            0,
+            [encode(None, "new", item_features={"brand": "b1"}, title="New"), encode(None, "old", deleted=True)],
         )
         wait_until(lambda: recommended().get("new") == "New" and "old" not in recommended(), "what changed")
         assert client.get("/status")["freshness"]["new_item_s"]["count"] > 0
         client.close()
-        trainer.process.terminate()
+        trainer.signal(signal.SIGTERM)
         trainer.ended()
     with Command((*run, "--until-end", "--json"), tmp_path / "again.log") as again:
         code, out = again.ended()

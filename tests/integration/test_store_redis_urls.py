@@ -34,7 +34,7 @@ def assert_shared(url: str) -> None:
     try:
         ada.claim(P, 0), ben.claim(Q, 0)
         ada.train({P: 5}), ben.train({Q: 3})
-        ada.shared.drawn_cache = np.array([7], np.uint64)
+        ada.shared.drawn_cache = np.array([0])
         until(lambda: both_have(ada, ben, {P: 5, Q: 3}))
         until(lambda: ben.shared.take_cache() is not None)
     finally:

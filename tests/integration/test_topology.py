@@ -19,7 +19,7 @@ from typing import Any
 
 import deployment
 import pytest
-from crash_harness import Command
+from commands import Command
 from kafka_harness import KafkaHarness
 from servers.process import free_ports
 from servers.prometheus import PrometheusServer
@@ -94,7 +94,7 @@ class Topology:
 
     def stop(self, name: str) -> int:
         """SIGTERM, as `docker compose stop` sends it; answers the return code."""
-        self.trainers[name].process.send_signal(signal.SIGTERM)
+        self.trainers[name].signal(signal.SIGTERM)
         return self.trainers[name].ended()[0]
 
     def becomes(self, expression: str, wanted: float | dict[str, float], label: str = "instance") -> None:

@@ -35,7 +35,7 @@ class Reference:
         if tower.settings.ids:
             parts.append(self.leaves[f"{side}.id"][row])
         for k, feature in enumerate(tower.settings.categorical):
-            code = int(tower.features.codes(np.array([row]), k)[0])
+            code = int(tower.features.codes(np.array([row]))[0, k])
             parts.append(self.leaves[f"{side}.{feature}"][code])
         if tower.settings.numeric:
             numbers = torch.from_numpy(tower.features.numbers(np.array([row]))[0]).double()

@@ -51,7 +51,7 @@ PARTS = {
     "counts": (ExactPopularity, lambda part, a, b, step: part.observe(a)),
     "decayed counts": (lambda: ExactPopularity(0.05), lambda part, a, b, step: part.observe(a)),
     "hash arrays": (lambda: HashPopularity(slots=64), lambda part, a, b, step: part.observe(a)),
-    "occurrence": (lambda: Occurrence(2.0), lambda part, a, b, step: (part.add(a, b), part.step())),
+    "occurrence": (Occurrence, lambda part, a, b, step: part.add(a, b)),
     "table": (
         lambda: EmbeddingTable(3, 1, 0.1, 5, torch.device("cpu")),
         lambda part, a, b, step: learn(part, np.unique(a)),

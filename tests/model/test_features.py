@@ -21,7 +21,7 @@ def store_of(codes: dict[int, list[int]] | None = None, numbers: dict[int, list[
 
 
 def genres(store: FeatureStore, *rows: int) -> list[int]:
-    return store.codes(np.array(rows), 0).tolist()
+    return store.codes(np.array(rows))[:, 0].tolist()
 
 
 def prices(store: FeatureStore, *rows: int) -> list[float]:
@@ -33,7 +33,7 @@ def prices(store: FeatureStore, *rows: int) -> list[float]:
 def test_features_are_found_by_row_and_name_and_one_kind_leaves_the_other():
     store = store_of({4: [1, 7], 2: [3, 9]}, {2: [0.5]})
     assert genres(store, 2, 4) == [3, 1]
-    assert store.codes(np.array([2, 4]), 1).tolist() == [9, 7]
+    assert store.codes(np.array([2, 4]))[:, 1].tolist() == [9, 7]
     assert prices(store, 2, 4) == [0.5, 0.0]
     store.set(np.array([2]), np.array([[6, 6]]))
     assert (genres(store, 2), prices(store, 2)) == ([6], [0.5])

@@ -179,7 +179,7 @@ def test_nothing_touched_is_no_error(name):
     run(make_optimizer(name), [(torch.empty(0, dtype=torch.int64), torch.empty(0, DIM))])
 
 
-def test_parameter_adam_equals_torch_and_survives_a_restart():
+def test_parameter_adam_equals_torch():
     generator = torch.Generator().manual_seed(0)
     ours = {name: torch.nn.Parameter(torch.randn(shape, generator=generator)) for name, shape in SHAPES.items()}
     theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours.values()]
@@ -188,12 +188,8 @@ def test_parameter_adam_equals_torch_and_survives_a_restart():
         for mine, other in zip(ours.values(), theirs, strict=True):
             mine.grad = torch.randn(mine.shape, generator=generator)
             other.grad = mine.grad.clone()
-        optimizer.step(RATE)
+        optimizer.step(RATE, k + 1)
         reference.step()
-        if k == 20:
-            state = {name: tensor.clone() for name, tensor in optimizer.state().items()}
-            optimizer = ParameterAdam(ours)
-            optimizer.load_state(state)
     for mine, other in zip(ours.values(), theirs, strict=True):
         torch.testing.assert_close(mine, other, **CLOSE)
 
@@ -207,7 +203,7 @@ class TestClippedDenseGradients:
         parameter = torch.nn.Parameter(torch.ones(2))
         adam = ParameterAdam({"w": parameter})
         parameter.grad = torch.tensor(gradient)
-        adam.step(RATE)
+        adam.step(RATE, 1)
         return parameter.detach(), adam.moments["w"][1]
 
     @pytest.mark.parametrize(("gradient", "clipped"), [([3e6, 4e6], [6, 8]), ([3.0, 4.0], [3, 4])])

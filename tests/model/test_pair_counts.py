@@ -9,10 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stream_cases import moments, streams
 
-from streamer.model.rows.pair_counts import PairCounts
+from streamer.model.rows.pair_counts import PairCounts, add_one
 from streamer.model.rows.seen_items import SeenBefore, UserItems
 
 PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
+
+
+def count(pairs: PairCounts, batch: list[tuple[int, int]]) -> None:
+    pairs.reserve(1 + max((row for row, _ in batch), default=-1))
+    for row, key in batch:
+        while not add_one(pairs.pool, row, key, 1.0):
+            pairs.extend()
 
 
 @settings(max_examples=100)
@@ -20,7 +27,7 @@ PAIR = st.tuples(st.integers(0, 12), st.integers(0, 200))
 def test_pairs_are_counted_as_a_dictionary_would(batches):
     pairs, expected = PairCounts(), Counter()
     for batch in batches:
-        pairs.add(np.array([row for row, _ in batch], np.int64), np.array([key for _, key in batch], np.int64))
+        count(pairs, batch)
         expected.update(batch)
     for row in range(15):
         assert pairs.of(row) == {key: n for (r, key), n in expected.items() if r == row}
@@ -29,7 +36,7 @@ def test_pairs_are_counted_as_a_dictionary_would(batches):
 def test_tables_that_are_left_are_given_to_the_next():
     pairs = PairCounts()
     for row in range(64):
-        pairs.add(np.full(400, row), np.arange(400))
+        count(pairs, [(row, key) for key in range(400)])
     tables = 64 * 512  # 400 keys need 512 slots, of which four fifths may be used
     assert pairs.pool.blocks.end[0] < 1.05 * tables
     assert all(len(pairs.of(row)) == 400 for row in range(64))
@@ -40,7 +47,7 @@ def test_tables_that_are_left_are_given_to_the_next():
 def test_in_a_full_row_a_new_pair_takes_the_place_of_one_with_the_lowest_count(additions, most):
     pairs, expected = PairCounts(most), {}
     for key, times in additions:
-        pairs.add(np.full(times, 5), np.full(times, key))
+        count(pairs, [(5, key)] * times)
         found = pairs.of(5)
         if len(expected) == most and key not in expected:
             (gone,) = expected.keys() - found.keys()

@@ -57,24 +57,16 @@ def slow_score(weights: State, x: np.ndarray, bucket: int) -> float:
     return float(weights["linear"][bucket] @ x + weights["out"] @ units)
 
 
-def slow_losses(weights: State, found: Candidates, events: np.ndarray, discovery: bool) -> dict[int, list[float]]:
-    """-log softmax at the target, of the events that teach something, by bucket."""
-    losses: dict[int, list[float]] = {}
+def slow_loss(weights: State, found: Candidates, events: np.ndarray, discovery: bool) -> float:
+    """The sum of -log softmax at the target, over the events that teach something."""
+    total = 0.0
     for e in events:
         own = found.target[e]
         among = [c for c in range(found.first[e], found.first[e + 1]) if not (discovery and found.seen[c])]
         if own in among:
             scores = {c: slow_score(weights, found.features[c].astype(np.float64), found.bucket[e]) for c in among}
-            loss = np.log(sum(np.exp(s) for s in scores.values())) - scores[own]
-            losses.setdefault(int(found.bucket[e]), []).append(float(loss))
-    return losses
-
-
-def mean_losses(part: str, losses: dict[int, list[float]]) -> float:
-    """What a part's gradient is of: weights of a bucket follow the mean over its events, others that over all."""
-    if part in ("linear", "bias"):
-        return sum(float(np.mean(of_bucket)) for of_bucket in losses.values())
-    return float(np.mean([loss for of_bucket in losses.values() for loss in of_bucket]))
+            total += np.log(sum(np.exp(s) for s in scores.values())) - scores[own]
+    return total
 
 
 @pytest.mark.parametrize("purpose", PURPOSES)
@@ -112,7 +104,7 @@ def test_steps_follow_finite_differences_of_the_softmax_loss(purpose, part):
         ends = []
         for change in (h, -h):
             weights[part][at] += change
-            ends.append(mean_losses(part, slow_losses(weights, found, events, purpose == "discovery")))
+            ends.append(slow_loss(weights, found, events, purpose == "discovery"))
             weights[part][at] -= change
         assert gradient[at] == pytest.approx((ends[0] - ends[1]) / (2 * h), rel=2e-3, abs=1e-4), at
 
@@ -147,6 +139,18 @@ def test_it_learns_which_evidence_counts_for_whom(telling):
         linear = ranker.weights[purpose].linear
         assert FEATURES[int(linear[2].argmax())] == telling
         np.testing.assert_array_equal(linear[0], Ranker().weights[purpose].linear[0])  # nobody of that bucket came
+
+
+def test_a_step_of_few_events_after_steps_of_many_is_small():
+    ranker, many = Ranker(), made_candidates(events=512)
+    for _ in range(20):
+        ranker.learn(many)
+    steps = []
+    for events in (np.arange(4), np.arange(512)):
+        before = copied(ranker)["all.weights.linear"]
+        ranker.learn(many.only(events))
+        steps.append(np.abs(ranker.weights[ALL].linear - before).sum())
+    assert steps[0] < steps[1]
 
 
 def test_the_two_purposes_learn_different_things():

@@ -236,9 +236,3 @@ def test_step_decay_lowers_the_rate_every_so_many_steps():
 def test_wrong_settings_are_reported_all_at_once(changes, problem):
     with pytest.raises(ValueError, match=problem):
         Trainer(small(**changes), CPU)
-
-
-def test_a_state_of_another_shape_is_refused():
-    arrays, values = make_trainer("xir", MODELS["plain"]).dense()
-    with pytest.raises(ValueError, match="another"):
-        Trainer(MODELS["mlp"], CPU).load_dense(arrays, values)

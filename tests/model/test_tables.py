@@ -93,16 +93,6 @@ class TestViews:
 
 
 class TestState:
-    @pytest.mark.parametrize("size", [0, 1, 1024, 1025])
-    def test_round_trip(self, size):
-        table = table_of(size)
-        table.steps = 17
-        lines = scribble(table)
-        copy = table_of(7)
-        copy.load_state(table.state())
-        assert (copy.size, copy.steps) == (size, 17)
-        assert torch.equal(copy.lines[:size], lines)
-
     @pytest.mark.parametrize(("dim", "slots"), [(DIM + 1, SLOTS), (DIM, SLOTS - 1)])
     def test_another_width_is_refused_and_changes_nothing(self, dim, slots):
         other, table, rows = table_of(9, dim=dim, slots=slots), table_of(5), np.arange(9)

@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import Command
 from servers.process import free_ports
 
 from streamer.evaluation import LINE_BASELINES, EventSampler, Prequential, Tally
@@ -27,47 +27,40 @@ from streamer.settings import RunSettings
 pytestmark = pytest.mark.slow
 
 
-def demo(*arguments: object) -> list[str]:
-    return [sys.executable, "-m", "streamer", "demo", *map(str, arguments)]
-
-
 @pytest.fixture(scope="module")
-def ended(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """A short run, in an environment that asks for something else altogether."""
+def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
+    """Exit code, output and errors of a short run, in an environment that asks for something else altogether."""
     directory = tmp_path_factory.mktemp("demo")
-    environment = os.environ | {
-        "STREAMER_BOOTSTRAP_SERVERS": "127.0.0.1:1",
-        "STREAMER_BATCH_SIZE": "3",
-        "STREAMER_LEARNING_RATE": "0.5",
-    }
-    return subprocess.run(
-        demo("--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json"),
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ["demo", "--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json"]
+    other = {"BOOTSTRAP_SERVERS": "127.0.0.1:1", "BATCH_SIZE": "3", "LEARNING_RATE": "0.5"}
+    with Command(arguments, directory / "said", **{f"STREAMER_{name}": value for name, value in other.items()}) as demo:
+        code, out = demo.ended()
+        return code, out, demo.said()
 
 
 @pytest.fixture(scope="module")
-def figures(ended: subprocess.CompletedProcess[str]) -> dict[str, Any]:
-    assert ended.returncode == 0, ended.stderr
-    found: dict[str, Any] = json.loads(ended.stdout)
+def figures(ended: tuple[int, str, str]) -> dict[str, Any]:
+    code, out, said = ended
+    assert code == 0, said
+    assert "\x1b" not in out + said, "in a pipe the log is plain"
+    assert "learning from a made-up stream" in said
+    found: dict[str, Any] = json.loads(out)
     return found
 
 
-def test_every_event_is_learned_and_the_accounting_closes(figures: dict[str, Any]):
+def test_every_event_is_learned_and_what_came_of_it_is_reported(figures: dict[str, Any]):
+    """How many events are ranked depends on how fast the machine is: whose hit rate is higher is tested below."""
     assert figures["consumed"] == figures["trained"] + figures["filtered"] + figures["dead_lettered"]
-    assert figures["trained"] == 20_000
-    assert figures["ended_by"] == "events"
-    assert figures["lag"] == 0
-
-
-def test_hit_rates_of_the_model_and_the_best_baseline_are_reported(figures: dict[str, Any]):
-    """How many events are ranked depends on how fast the machine is: which is higher is tested below."""
+    assert (figures["trained"], figures["ended_by"], figures["lag"]) == (20_000, "events", 0)
     assert 0 <= figures["hit_rate_at_10"] <= 1
     assert figures["best_baseline"] in LINE_BASELINES
     assert sum(figures["cache"].values()) == pytest.approx(1)
+    assert len(figures["recommendations"]) == 3
+    for one in figures["recommendations"]:
+        assert len(one["recent"]) == len(one["recommended"]) == 5
+        assert not set(one["recent"]) & set(one["recommended"])
+    assert Path(figures["checkpoint"]).is_file()
+    assert Path(figures["checkpoint"]).parent == Path(figures["checkpoint_dir"])
 
 
 def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path: Path):
@@ -87,61 +80,34 @@ def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path
     assert model > baseline.hit_rate > 0
 
 
-def test_three_people_get_recommendations_that_they_did_not_have_lately(figures: dict[str, Any]):
-    assert len(figures["recommendations"]) == 3
-    for one in figures["recommendations"]:
-        assert len(one["recent"]) == len(one["recommended"]) == 5
-        assert not set(one["recent"]) & set(one["recommended"])
-
-
-def test_what_is_named_is_there(figures: dict[str, Any]):
-    assert Path(figures["checkpoint"]).is_file()
-    assert Path(figures["checkpoint"]).parent == Path(figures["checkpoint_dir"])
-
-
-def test_in_a_pipe_the_log_is_plain(ended: subprocess.CompletedProcess[str]):
-    assert "\x1b" not in ended.stderr + ended.stdout
-    assert "learning from a made-up stream" in ended.stderr
-
-
 def test_the_summary_names_the_next_commands(figures: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys, "argv", ["/somewhere/bin/streamer", "demo"])
     monkeypatch.setenv("PATH", "")
     text = "\n".join(summary(figures))
     assert "20,000 = 20,000 trained + 0 filtered + 0 dead-lettered" in text
     for command in ("inspect", "recommend", "export"):
-        assert f"/somewhere/bin/streamer {command} --checkpoint-dir {figures['checkpoint_dir']}" in text
+        assert f"{sys.executable} -m streamer {command} --checkpoint-dir {figures['checkpoint_dir']}" in text
+
+
+def until(done: Callable[[], Any], patience_s: float = 120.0) -> None:
+    deadline = time.monotonic() + patience_s
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_ctrl_c_ends_it_with_the_summary(tmp_path: Path):
-    process = subprocess.Popen(
-        demo("--data-dir", tmp_path, "--log-format", "json"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        wait_for_events(process)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0, err
+    with Command(["demo", "--data-dir", tmp_path, "--log-format", "json"], tmp_path / "said") as demo:
+        until(lambda: re.search(r'"consumed": ?[1-9]', demo.said()))
+        demo.signal(signal.SIGINT)
+        code, out = demo.ended()
+        assert code == 0, demo.said()
     assert "You stopped it." in out
     assert "Where to look next" in out
 
 
 def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
     (port,) = free_ports(1)
-    arguments = ("--serve", "--serve-port", port, "--events", 3000, "--rate", 3000, "--no-open")
-    process = subprocess.Popen(
-        demo("--data-dir", tmp_path, "--log-format", "json", *arguments),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+    arguments = ["--serve", "--serve-port", port, "--events", 3000, "--rate", 3000, "--no-open"]
 
     def ask(path: str, body: dict[str, Any] | None = None) -> Any:
         content = json.dumps(body).encode() if body is not None else None
@@ -156,44 +122,26 @@ def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
             return bool(ask("status")["items"]) and not ask("status")["events_not_learned"]
         return False
 
-    try:
+    with Command(["demo", "--data-dir", tmp_path, "--log-format", "json", *arguments], tmp_path / "said") as demo:
         until(learned)
         step, item = ask("status")["step"], ask("users/me/recommendations")["items"][0]["item"]
         ask("events", {"user": "me", "item": item})
         until(lambda: ask("users/me/recommendations")["recent"] == [item])
         until(lambda: learned() and ask("status")["step"] > step)  # the trainer learns it, too
-        process.send_signal(signal.SIGINT)
-        out, _ = process.communicate(timeout=60)
-    finally:
-        process.kill()
-    assert process.returncode == 0
+        demo.signal(signal.SIGINT)
+        code, out = demo.ended()
+        assert code == 0, demo.said()
     assert "Where to look next" in out
-
-
-def until(done: Callable[[], bool], patience_s: float = 120.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-
-
-def wait_for_events(process: subprocess.Popen[str], patience_s: float = 120.0) -> None:
-    deadline = time.monotonic() + patience_s
-    assert process.stderr is not None
-    while time.monotonic() < deadline:
-        line = process.stderr.readline()
-        if json.loads(line).get("consumed"):
-            return
-    raise AssertionError("no events in time")
 
 
 def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
     (tmp_path / "log.sqlite3").write_bytes(b"this is no database" * 100)
-    done = subprocess.run(demo("--data-dir", tmp_path), capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith("streamer: ")
-    assert "not a database" in done.stderr
-    assert "Traceback" not in done.stderr
+    with Command(["demo", "--data-dir", tmp_path], tmp_path / "said") as demo:
+        assert demo.ended()[0] == 1
+        said = demo.said()
+    assert said.splitlines()[-1].startswith("streamer: ")
+    assert "not a database" in said
+    assert "Traceback" not in said
 
 
 def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

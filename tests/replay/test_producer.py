@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from contracts.source_contract import RecordingListener
+from embedded_topic import read, records_in
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_sink import MemorySink
@@ -17,7 +18,6 @@ from streamer.replay.events import Events, Record
 from streamer.replay.producer import MAX_WRITE_RECORDS, EmbeddedSink, produce
 from streamer.replay.settings import DEFAULT_PARTITIONS
 from streamer.sources.embedded.log import EmbeddedLog
-from streamer.sources.embedded.source import EmbeddedSource
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource
 
@@ -62,14 +62,11 @@ def test_records_of_events_without_time_get_the_time_of_their_write():
     assert [time_ms for _, _, time_ms in sink.records] == [1000, 1000, 2500]
 
 
-def read(source: Any) -> dict[int, list[tuple[bytes | None, bytes, int]]]:
-    """All records by partition."""
-    found: dict[int, list[tuple[bytes | None, bytes, int]]] = {}
-    while chunks := source.poll(10_000, 1.0):
-        for chunk in chunks:
-            rows = zip(chunk.keys, chunk.values, chunk.timestamps_ms, strict=True)
-            found.setdefault(chunk.partition.number, []).extend(rows)
-    return found
+def assert_each_user_is_in_order(found: dict[int, list[Record]], wanted: list[Record]) -> None:
+    """In one partition."""
+    for user in {key for key, _, _ in wanted}:
+        [mine] = [rows for rows in found.values() if any(key == user for key, _, _ in rows)]
+        assert [row[:2] for row in mine if row[0] == user] == [row[:2] for row in wanted if row[0] == user]
 
 
 def test_the_embedded_log_holds_what_was_written_keyed_by_user(tmp_path: Path):
@@ -77,15 +74,10 @@ def test_the_embedded_log_holds_what_was_written_keyed_by_user(tmp_path: Path):
     sink = EmbeddedSink(tmp_path, "t")
     produce([wanted], sink, FixedPace(64))
     sink.close()
-    source = EmbeddedSource(tmp_path, "t")
-    source.open(RecordingListener({}))
-    found = read(source)
-    source.close()
+    found = records_in(tmp_path, "t")
     assert len(found) > 1
     assert sorted(row for rows in found.values() for row in rows) == sorted(wanted)
-    for user in {key for key, _, _ in wanted}:
-        [mine] = [rows for rows in found.values() if any(key == user for key, _, _ in rows)]
-        assert [row[:2] for row in mine if row[0] == user] == [row[:2] for row in wanted if row[0] == user]
+    assert_each_user_is_in_order(found, wanted)
 
 
 def test_a_topic_keeps_the_partitions_it_has(tmp_path: Path):
@@ -141,14 +133,12 @@ def test_kafka_holds_what_was_written_keyed_by_user(kafka_server: Any):
     sink.close()
     source = KafkaSource(settings)
     source.open(RecordingListener({}))
-    found = read(source)
+    found = read(source, timeout_s=1.0)
     source.close()
     rows_found = [row for rows in found.values() for row in rows]
     assert sorted(row[:2] for row in rows_found) == sorted(row[:2] for row in wanted)
     assert min(row[2] for row in rows_found) > max(row[2] for row in wanted), "old records would be removed at once"
-    for user in {key for key, _, _ in wanted}:
-        [mine] = [rows for rows in found.values() if any(key == user for key, _, _ in rows)]
-        assert [row[:2] for row in mine if row[0] == user] == [row[:2] for row in wanted if row[0] == user]
+    assert_each_user_is_in_order(found, wanted)
 
 
 @pytest.mark.servers

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-from embedded_topic import chunks_in
+from embedded_topic import records_in
 
 from streamer.errors import SettingsError, SourceError
 from streamer.replay.cli.replay import replay
@@ -20,12 +20,11 @@ def invoked(*arguments: object) -> Result:
 
 def in_topic(data_dir: Path, topic: str = "interactions") -> list[tuple[Any, Any]]:
     """Key and value of each record, values parsed."""
-    chunks = chunks_in(data_dir, topic)
-    return [(key, json.loads(value)) for c in chunks for key, value in zip(c.keys, c.values, strict=True)]
+    return [(key, json.loads(value)) for rows in records_in(data_dir, topic).values() for key, value, _ in rows]
 
 
-def record_times_ms(data_dir: Path, topic: str = "interactions") -> list[int]:
-    return [time_ms for chunk in chunks_in(data_dir, topic) for time_ms in chunk.timestamps_ms]
+def record_times_ms(data_dir: Path) -> list[int]:
+    return [time_ms for rows in records_in(data_dir, "interactions").values() for _, _, time_ms in rows]
 
 
 def test_a_missing_file_is_named_and_nothing_is_created(tmp_path: Path):
@@ -34,12 +33,6 @@ def test_a_missing_file_is_named_and_nothing_is_created(tmp_path: Path):
     assert isinstance(result.exception, SourceError)
     assert "none.jsonl" in str(result.exception)
     assert not (tmp_path / "data").exists()
-
-
-def test_another_number_of_partitions_is_an_error(tmp_path: Path):
-    arguments = ("synthetic", "--events", 5, "--data-dir", tmp_path, "--partitions")
-    assert invoked(*arguments, 2).exit_code == 0
-    assert isinstance(invoked(*arguments, 3).exception, SourceError)
 
 
 def test_a_synthetic_stream_happens_when_it_is_written(tmp_path: Path):
@@ -57,12 +50,6 @@ def test_the_environment_says_where_to_write_but_not_how_fast(tmp_path: Path, mo
     monkeypatch.setenv("STREAMER_RATE", "0.001")
     assert invoked("synthetic", "--events", 100).exit_code == 0
     assert len(in_topic(tmp_path / "there")) == 100
-
-
-def test_two_paces_are_an_error(tmp_path: Path):
-    result = invoked("synthetic", "--rate", 5, "--speed", 2, "--data-dir", tmp_path / "data")
-    assert isinstance(result.exception, SettingsError)
-    assert not (tmp_path / "data").exists()
 
 
 # data sets -----------------------------------------------------------------------------------------------------------
@@ -91,22 +78,18 @@ def pairs_in(data_dir: Path) -> list[tuple[str, str]]:
     return [(event["user_id"], event["item_id"]) for _, event in in_topic(data_dir)]
 
 
-def test_events_come_in_the_order_of_their_times(tmp_path: Path, csv: Path):
-    result = invoked("csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--partitions", 1)
-    assert result.exit_code == 0, result.output
-    assert [event["timestamp"] for _, event in in_topic(tmp_path)] == [10, 20, 30, 40, 50, 60]
-    assert pairs_in(tmp_path)[:2] == [("bob", "b"), ("ann", "c")]
-
-
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
+        ([], [("bob", "b"), ("ann", "c"), ("ann", "a"), ("cid", "a"), ("ann", "d"), ("bob", "a")]),
         (["--min-rating", 5], [("ann", "a"), ("cid", "a")]),
         (["--limit", 2], [("bob", "b"), ("ann", "c")]),
         (["--since", "20", "--until", "1970-01-01T00:00:40"], [("ann", "c"), ("ann", "a")]),
     ],
 )
-def test_filters_leave_events_out(tmp_path: Path, csv: Path, options: list[Any], expected: list[tuple[str, str]]):
+def test_events_come_in_the_order_of_their_times_and_filters_leave_some_out(
+    tmp_path: Path, csv: Path, options: list[Any], expected: list[tuple[str, str]]
+):
     result = invoked("csv", "--path", csv, *NAMED, *options, "--data-dir", tmp_path, "--partitions", 1)
     assert result.exit_code == 0, repr(result.exception)
     assert pairs_in(tmp_path) == expected
@@ -131,15 +114,16 @@ def test_malformed_rows_are_counted_and_named_and_the_rest_goes_on(tmp_path: Pat
     assert result.exit_code == 0, repr(result.exception)
     found = json.loads(result.stdout)
     assert (found["written"], found["malformed"]) == (2, 2)
-    assert f"{path}, line 3: " in result.stderr
-    assert f"{path}, line 4: " in result.stderr
+    assert f"{path}, row 2: " in result.stderr
+    assert f"{path}, row 3: " in result.stderr
 
 
-def test_all_wrong_options_are_reported_at_once(tmp_path: Path, csv: Path):
-    options = ["--since", "tomorrow", "--sample-users", "1.5", "--column", "colour=red"]
+def test_all_wrong_options_are_reported_at_once_and_nothing_is_created(tmp_path: Path, csv: Path):
+    options = ["--since", "tomorrow", "--sample-users", "1.5", "--column", "colour=red", "--rate", 5, "--speed", 2]
     result = invoked("csv", "--path", csv, *options, "--data-dir", tmp_path / "data")
     assert isinstance(result.exception, SettingsError)
-    assert len(result.exception.problems) == 3
+    assert len(result.exception.problems) == 4
+    assert not (tmp_path / "data").exists()
 
 
 def test_every_data_set_has_a_command_with_help():
@@ -169,38 +153,36 @@ print("torch" in sys.modules)
 # going on -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_same_command_again_writes_nothing_and_says_so(tmp_path: Path, csv: Path):
-    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path]
+@pytest.fixture
+def command(tmp_path: Path, csv: Path) -> list[Any]:
+    return ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path]
+
+
+def written(command: list[Any], *options: object) -> int:
+    """How many events a command writes."""
+    return int(json.loads(invoked(*command, *options, "--json").stdout)["written"])
+
+
+def test_the_same_command_again_writes_nothing_and_says_so(tmp_path: Path, command: list[Any]):
     assert "6 events written" in invoked(*command).stdout
     assert "nothing left to write: 6 events are in interactions" in invoked(*command).stdout
+    for same in ((), ("--memory-limit", "300MB"), ("--rate", "100000")):
+        assert written(command, *same) == 0
     assert len(in_topic(tmp_path)) == 6
 
 
-def test_more_memory_or_another_pace_is_the_same_replay(tmp_path: Path, csv: Path):
-    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
-    assert json.loads(invoked(*command).stdout)["written"] == 6
-    for same in (["--memory-limit", "300MB"], ["--rate", "100000"]):
-        assert json.loads(invoked(*command, *same).stdout)["written"] == 0
+def test_other_events_are_another_replay(command: list[Any], csv: Path):
+    for other, count in (((), 6), (("--seed", 1), 6), (("--min-rating", 4), 4), (("--topic", "t"), 6)):
+        assert written(command, *other) == count
+    csv.write_text(CSV + "dan,a,70,2\n")
+    assert written(command) == 7
 
 
-def test_other_events_are_another_replay(tmp_path: Path, csv: Path):
-    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
-    for other, count in ((["--seed", 1], 6), (["--min-rating", 4], 4), (["--topic", "t"], 6)):
-        assert json.loads(invoked(*command, *other).stdout)["written"] == count
-
-
-def test_a_restart_writes_all_again(tmp_path: Path, csv: Path):
-    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
-    assert json.loads(invoked(*command).stdout)["written"] == 6
-    assert json.loads(invoked(*command, "--restart").stdout)["written"] == 6
-    assert len(in_topic(tmp_path)) == 12
-
-
-def test_a_replay_that_is_not_to_be_remembered_is_not(tmp_path: Path, csv: Path):
-    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
-    for how in (["--no-resume"], ["--no-resume"], []):
-        assert json.loads(invoked(*command, *how).stdout)["written"] == 6
-    assert json.loads(invoked(*command).stdout)["written"] == 0
+def test_all_events_are_written_again_by_a_restart_and_where_nothing_is_remembered(tmp_path: Path, command: list[Any]):
+    for how in ("--no-resume", "--no-resume", "--restart", "--restart"):
+        assert written(command, how) == 6
+    assert written(command) == 0
+    assert len(in_topic(tmp_path)) == 24
 
 
 def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
@@ -213,13 +195,6 @@ def test_more_synthetic_events_go_on_after_those_that_are_there(tmp_path: Path):
     assert sorted(json.dumps(event) for _, event in in_topic(tmp_path)) == sorted(
         json.dumps(json.loads(v)) for v in whole
     )
-
-
-def test_lines_that_were_added_to_a_file_make_it_another(tmp_path: Path, csv: Path):
-    command = ["csv", "--path", csv, *NAMED, "--data-dir", tmp_path, "--json"]
-    assert json.loads(invoked(*command).stdout)["written"] == 6
-    csv.write_text(CSV + "dan,a,70,2\n")
-    assert json.loads(invoked(*command).stdout)["written"] == 7
 
 
 # Kafka ----------------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from crash_harness import Command, Zygote
-from embedded_topic import chunks_in
+from commands import Command
+from crash_harness import Zygote
+from embedded_topic import records_in
 from memory_sink import MemorySink
 
 from streamer.errors import SourceError
@@ -27,16 +28,13 @@ def records(count: int) -> list[Record]:
     return Events([f"u{k % 7}" for k in range(count)], [f"i{k}" for k in range(count)]).records(lambda: 1.7e9)
 
 
-def in_topic(data_dir: Path, topic: str = "t") -> dict[int, list[tuple[bytes | None, bytes]]]:
+def in_topic(data_dir: Path) -> dict[int, list[tuple[bytes | None, bytes]]]:
     """Key and value of all records, by partition."""
-    found = dict[int, list[tuple[bytes | None, bytes]]]()
-    for chunk in chunks_in(data_dir, topic):
-        found.setdefault(chunk.partition.number, []).extend(zip(chunk.keys, chunk.values, strict=True))
-    return found
+    return {number: [row[:2] for row in rows] for number, rows in records_in(data_dir, "t").items()}
 
 
-def values(data_dir: Path, topic: str = "t") -> list[bytes]:
-    return sorted(value for rows in in_topic(data_dir, topic).values() for _, value in rows)
+def values(data_dir: Path) -> list[bytes]:
+    return sorted(value for rows in in_topic(data_dir).values() for _, value in rows)
 
 
 # names ----------------------------------------------------------------------------------------------------------------
@@ -222,10 +220,10 @@ def test_stopped_it_says_how_to_go_on_and_does(tmp_path: Path, number: int):
 
     with Command([*arguments, "--rate", 2_000], tmp_path / "said") as command:
         command.wait_until(begun)
-        command.process.send_signal(number)
+        command.signal(number)
         code, out = command.ended()
         assert code == 0, command.said()
-        assert out.startswith(b"stopped: ")
+        assert out.startswith("stopped: ")
         assert "Give the same command again to resume." in command.said()
     written = len(values(tmp_path))
     assert 0 < written < 20_000

@@ -9,7 +9,9 @@ from collections.abc import Iterator
 import pytest
 
 from simulation.history import History
+from simulation.lockstep import LockstepHistory
 
+pytestmark = pytest.mark.alone
 HISTORIES = int(os.environ.get("HISTORIES", "400"))
 PARTS = 4
 
@@ -30,6 +32,18 @@ def test_in_every_history_each_event_is_trained_once_and_counted_once(part: int)
             history.run()
         except BaseException:
             print(f"seed {seed}, committed: {history.broker.committed}")
+            print("\n".join(history.said))
+            raise
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_every_history_of_a_group_each_manifest_holds_every_event_before_its_offsets_once(part: int) -> None:
+    for seed in range(part, HISTORIES // 8, PARTS):
+        history = LockstepHistory(seed)
+        try:
+            history.run()
+        except BaseException:
+            print(f"seed {seed}")
             print("\n".join(history.said))
             raise
 

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+import memory_source
 import numpy as np
 
 from simulation.kafka import TOPIC, Broker, Client
@@ -20,7 +21,7 @@ from streamer.cache_store import store as store_module
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.server import MemoryServer
 from streamer.cache_store.store import CacheStore
-from streamer.dead_letters.base import MemoryDeadLetters
+from streamer.dead_letters.base import DeadLetters
 from streamer.event import EventDecoder
 from streamer.ingest import ingest, reader
 from streamer.ingest.batcher import Batcher, MicroBatch
@@ -28,6 +29,9 @@ from streamer.ingest.ingest import Ingest
 from streamer.ingest.offsets import OffsetLedger
 from streamer.ingest.reader import Reader
 from streamer.learner import Learned
+from streamer.lockstep import group as lockstep_group
+from streamer.lockstep import ingest as lockstep_ingest
+from streamer.lockstep import sources as lockstep_sources
 from streamer.model.popularity.exact import ExactPopularity
 from streamer.pipeline import Pipeline
 from streamer.progress import Progress
@@ -44,6 +48,7 @@ from streamer.vocabulary import Vocabulary
 MODULES = (
     *(ingest, reader, writer, checkpointer, store_module, sharing_module),
     *(consumer, offsets, partitions, source, watch, kafka_reader),
+    *(lockstep_ingest, lockstep_sources, lockstep_group, memory_source),
 )
 """Whose threads and clock are simulated."""
 IDLE_S = 1.0
@@ -84,6 +89,9 @@ def simulated(scheduler: Scheduler) -> Any:
             (offsets.OffsetTable.__init__, "__defaults__", (scheduler.monotonic,)),
             (reader, "POLL_S", IDLE_S),
             (kafka_reader, "SLICE_S", IDLE_S),
+            (lockstep_ingest, "HEARTBEAT_S", IDLE_S / 2),
+            (lockstep_ingest, "PAUSE_S", IDLE_S / 10),
+            (lockstep_sources, "IDLE_SLEEP_S", IDLE_S / 5),
         ):
             stack.enter_context(mock.patch.object(module, name, value))
         yield
@@ -217,15 +225,19 @@ class Network:
             raise StoreUnavailable("unreachable", f"{what} was lost")
 
 
-class Line(Pipeline):
-    """The line, without figures for a person."""
+class Quiet:
+    """A line without figures for a person."""
 
     def _make_report(self) -> Any:
         nothing = lambda *_, **__: None  # noqa: E731
         return SimpleNamespace(start=nothing, learned=nothing, is_due=lambda: False, refresh=nothing)
 
     def step(self, timeout_s: float = IDLE_S) -> None:
-        super().step(timeout_s)
+        super().step(timeout_s)  # type: ignore[misc]
+
+
+class Line(Quiet, Pipeline):
+    """The line of a trainer alone."""
 
 
 class Trainer(Process):
@@ -260,7 +272,7 @@ class Trainer(Process):
         ingest = Ingest(batcher, owner=sharing)
         line = Reader(lambda: KafkaSource(settings), EventDecoder(), ingest, max_queued_events=32)
         checkpoints = Checkpoints(scheduler, self._disk, self.name)
-        progress = Progress(ingest, self.learner, sharing, MemoryDeadLetters(), checkpoints)  # type: ignore[arg-type]
+        progress = Progress(ingest, self.learner, sharing, DeadLetters(), checkpoints)  # type: ignore[arg-type]
         self._pipeline = Line(line, self.learner, sharing, progress)  # type: ignore[arg-type]
         self._pipeline.run()
 

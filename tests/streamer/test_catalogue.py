@@ -70,7 +70,7 @@ class TestUntouchedItems:
         learner = Learner(small(**DESCRIBED))
         learn(learner, interactions())
         learn(learner, catalogue("one", "two", brand="b1") + catalogue("three", brand="b0"))
-        row = learner.state.categories["item"]["brand"].row_of("b1")
+        row = learner.state.vocabulary("item.brand").row_of("b1")
         brand = learner.state.trainer.model.tables["item.brand"].weight[row].numpy()
         np.testing.assert_array_equal(vector(learner, "one"), brand)
         np.testing.assert_array_equal(vector(learner, "two"), vector(learner, "one"))
@@ -167,8 +167,8 @@ def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: lis
     for item, said_of_it in slow.said.items():
         row = learner.state.items.row_of(item)
         assert learner.state.titles.of(row) == said_of_it.get("title")
-        code = int(learner.state.trainer.model.item.features.codes(np.array([row]), 0)[0])
-        assert (learner.state.categories["item"]["brand"].id_of(code) if code else None) == said_of_it.get("brand")
+        code = int(learner.state.trainer.model.item.features.codes(np.array([row]))[0, 0])
+        assert (learner.state.vocabulary("item.brand").id_of(code) if code else None) == said_of_it.get("brand")
     untouched = {learner.state.items.id_of(row) for row in learner.state.cold_items.tolist()}
     assert untouched == {item for item, f in slow.said.items() if "brand" in f and item not in slow.counts}
 

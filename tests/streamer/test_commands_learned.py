@@ -23,13 +23,13 @@ from streamer.cli.loading import load
 from streamer.cli.main import cli
 from streamer.errors import CheckpointError, StreamerError
 from streamer.learner import Learner
-from streamer.metrics.composition import composition
+from streamer.metrics.composition import Ranking
 from streamer.model.batch import Batch
 from streamer.model.ranking.features import BUCKETS, FEATURES
 from streamer.model.ranking.ranker import ALL
-from streamer.model.retrieval import COSINE
+from streamer.model.retrieval import COSINE, Retriever
 from streamer.recommender import Recommender
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 
 USERS, ITEMS, EVENTS = 12, 40, 900
 SMALL = [
@@ -349,7 +349,7 @@ def test_inspect_lists_all_checkpoints_with_the_newest_last(trained, report):
     assert files[-1]["saved_at"] == report["saved_at"]
 
 
-def test_inspect_tells_the_popularity_head_and_the_error_of_the_hash_estimate(trained, report):
+def test_inspect_tells_the_popularity_head(trained, report):
     counts = Counter(e["item_id"] for e in trained.events)
     top = report["popularity"]["top"]
     assert [entry["events"] for entry in top] == [count for _, count in counts.most_common(3)]
@@ -357,18 +357,13 @@ def test_inspect_tells_the_popularity_head_and_the_error_of_the_hash_estimate(tr
         assert entry["events"] == counts[entry["item"]]
         assert entry["share"] == pytest.approx(counts[entry["item"]] / EVENTS)
     assert report["popularity"]["estimate"] == "exact"
-    learner = trained.learner()
-    rows = np.arange(len(learner.state.items))
-    errors = np.abs(learner.state.hashed.log_pop(rows) - learner.state.item_counts.log_pop(rows))
-    assert report["popularity"]["hash_error"] == pytest.approx(errors.mean(), abs=1e-6)
-    assert 0 < errors.mean() < 2
 
 
 def test_inspect_tells_the_composition_of_the_cache(trained, report):
     learner, cache = trained.learner(), report["cache"]
     slots = Counter(learner.state.items.id_of(row) for row in learner.state.cache.tolist())
     assert (cache["slots"], cache["distinct"]) == (100, len(slots))
-    assert cache["bands"] == composition(learner.state.cache, learner.state.item_counts)._asdict()
+    assert cache["bands"] == Ranking.of(learner.state.item_counts).slot_shares(learner.state.cache)._asdict()
     assert sum(cache["bands"].values()) == pytest.approx(1)
     assert [entry["slots"] for entry in cache["top"]] == [count for _, count in slots.most_common(3)]
     assert all(slots[entry["item"]] == entry["slots"] for entry in cache["top"])
@@ -472,8 +467,8 @@ def test_many_small_blocks_make_the_same_vectors(trained, tmp_path, monkeypatch)
     whole = exported(trained, tmp_path / "whole.npz")
     largest = []
     monkeypatch.setattr(export_module, "BLOCK_ROWS", 5)
-    of_items = export_module.item_vectors
-    monkeypatch.setattr(export_module, "item_vectors", lambda x, rows: largest.append(len(rows)) or of_items(x, rows))
+    queries = Retriever.queries
+    monkeypatch.setattr(Retriever, "queries", lambda x, rows, of: largest.append(len(rows)) or queries(x, rows, of))
     parts = exported(trained, tmp_path / "parts.npz")
     assert max(largest) == 5
     assert whole.keys() == parts.keys()
@@ -577,17 +572,18 @@ def test_a_copy_recommends_the_same(chain, tmp_path):
     assert json.loads(output("recommend", "--user", "u1", *where))["recommendations"] == answers(chain, "--user", "u1")
 
 
-def test_what_is_copied_is_given_by_number_name_or_path(chain, tmp_path):
-    numbers = list(CheckpointStore(chain.directory, readonly=True).numbers().items())
-    (first, _), (_, path), (_, other) = numbers[:3]
-    for given in (first, path.name, other):
-        checkpoint(chain, "copy", tmp_path / f"copy-{Path(str(given)).stem}", "--checkpoint", given)
-    result = invoke("checkpoint", "copy", tmp_path / "absent", "--checkpoint", "12345", "--data-dir", chain.data_dir)
-    assert "there is no checkpoint 12345" in str(result.exception)
+def test_what_is_copied_is_given_by_its_file(chain, tmp_path):
+    path = SnapshotDirectory(chain.directory).paths()[1]
+    for given in (path, path.name):
+        done = checkpoint(chain, "copy", tmp_path / f"copy-{Path(given).is_absolute()}", "--checkpoint", given)
+        assert done["from"] == str(path)
+    for absent, words in (("43", "give the path"), ("ckpt-00000000000000012345.base", "12345")):
+        result = invoke("checkpoint", "copy", tmp_path / "absent", "--checkpoint", absent, "--data-dir", chain.data_dir)
+        assert words in str(result.exception)
 
 
 def test_a_run_starts_from_a_chosen_checkpoint(chain):
-    path = CheckpointStore(chain.directory, readonly=True).paths()[2]
+    path = SnapshotDirectory(chain.directory).paths()[2]
     events = json.loads(output("inspect", "--data-dir", chain.data_dir, "--json"))["checkpoints"][2]["consumed"]
     arguments = ("--source", chain.data_dir / "events.jsonl", "--data-dir", chain.data_dir, *SMALL)
     pipeline = build_pipeline(run_settings(*arguments, "--from-checkpoint", path))

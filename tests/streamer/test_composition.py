@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.metrics.composition import composition
+from streamer.metrics.composition import Composition, Ranking
 from streamer.model.popularity import ExactPopularity
 
 
@@ -15,6 +15,10 @@ def popularity_of(counts: list[int]) -> ExactPopularity:
     popularity = ExactPopularity()
     popularity.add(np.arange(len(counts)), np.array(counts, np.float64))
     return popularity
+
+
+def composition(cache: np.ndarray, popularity: ExactPopularity) -> Composition:
+    return Ranking.of(popularity).slot_shares(cache)
 
 
 def slow_composition(cache: list[int], counts: list[int]) -> tuple[float, float, float]:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_harness import TINY, Command, records, trained_items
+from commands import Command
+from crash_harness import TINY, records, trained_items
 from line_harness import (
     NOON_MS,
     TOPIC,
@@ -22,7 +23,7 @@ from line_harness import (
 )
 
 from streamer.learner import Learner
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 from streamer.sources.base import Partition
 from streamer.sources.embedded.log import EmbeddedLog
 
@@ -90,10 +91,10 @@ def test_the_real_command_with_all_its_threads(tmp_path):
     many = ["--threads", "2", "--checkpoint-every-events", 256, "--keep-checkpoints", 100]
     with Command(run_in(tmp_path, "undisturbed", *many[:2]), tmp_path / "log") as whole:
         assert whole.ended()[0] == 0, whole.said()
-    store = CheckpointStore(tmp_path / "killed", readonly=True)
+    store = SnapshotDirectory(tmp_path / "killed")
     with Command(run_in(tmp_path, "killed", *many), tmp_path / "log") as victim:
         victim.wait_until(lambda: len(store.paths()) > 2)
-        victim.process.kill()
+        victim.kill()
         assert victim.ended()[0] == -signal.SIGKILL
     with Command(run_in(tmp_path, "killed", *many), tmp_path / "log") as last:
         code, out = last.ended()
@@ -110,10 +111,10 @@ FOLLOW = [*TINY, "--checkpoint-every-events", "300"]
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_it_ends_well_when_it_is_asked_to(tmp_path, number):
     write_log(tmp_path, 1, records(500))
-    store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
+    store = SnapshotDirectory(tmp_path / "checkpoints")
     with Command(["run", "--data-dir", tmp_path, *FOLLOW], tmp_path / "log") as run:
         run.wait_until(store.paths)
-        run.process.send_signal(number)
+        run.signal(number)
         code, out = run.ended()
     assert code == 0, run.said()
     summary = json.loads(out)
@@ -126,7 +127,7 @@ def test_it_ends_well_when_it_is_asked_to(tmp_path, number):
 
 SLOW_TO_SAVE = """
 import sys, time
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import CheckpointStore, SnapshotDirectory
 def save(*_, **__):
     print("saving", file=sys.stderr, flush=True)
     time.sleep(3600)
@@ -138,8 +139,8 @@ def test_a_second_ctrl_c_ends_it_at_once(tmp_path):
     write_log(tmp_path, 1, records(500))
     with Command(["run", "--data-dir", tmp_path, *TINY], tmp_path / "log", SLOW_TO_SAVE) as run:
         run.wait_until(lambda: "events/s" in run.said() or "loss" in run.said())
-        run.process.send_signal(signal.SIGINT)
+        run.signal(signal.SIGINT)
         run.wait_until(lambda: "saving" in run.said())
-        run.process.send_signal(signal.SIGINT)
+        run.signal(signal.SIGINT)
         assert run.ended()[0] == 130
-    assert CheckpointStore(tmp_path / "checkpoints", readonly=True).load() is None
+    assert SnapshotDirectory(tmp_path / "checkpoints").load() is None

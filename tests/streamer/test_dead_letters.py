@@ -1,4 +1,4 @@
-"""Where dead letters go: what every place does, and what the file does besides."""
+"""Dead letters in a file: what is written, and what survives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.dead_letters.base import DeadLetter, FileDeadLetters, MemoryDeadLetters, Reason
+from streamer.dead_letters.base import DeadLetter, FileDeadLetters, Reason
 from streamer.errors import StreamerError
 
 
@@ -39,47 +39,14 @@ def content(line: dict, name: str) -> bytes | None:
     return None if line[name] is None else line[name].encode()
 
 
-# -- every place
-
-
-@pytest.fixture(params=["memory", "file"])
-def place(request: pytest.FixtureRequest, tmp_path: Path):
-    """A place for letters, and how to see which are there."""
-    if request.param == "memory":
-        memory = MemoryDeadLetters()
-        return memory, lambda: [x.offset for x in memory.letters]
-    path = tmp_path / "dead.jsonl"
-    return FileDeadLetters(path), lambda: offsets(path)
-
-
-def test_close_flushes_and_may_be_called_twice(place):
-    letters, seen = place
-    letters.write([letter(1)])
-    letters.close()
-    letters.close()
-    assert seen() == [1]
-
-
-def test_letter_written_twice_is_kept_twice_with_one_identity(place):
-    letters, seen = place
+def test_close_flushes_and_may_be_called_twice_and_a_letter_that_comes_twice_is_written_twice(tmp_path: Path):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl")
     letters.write([letter(1), letter(1)])
     letters.write([])
     letters.write([letter(2)])
-    letters.flush()
-    assert seen() == [1, 1, 2]
-    assert letter(1).identity == letter(1, b"other").identity != letter(1, index=0).identity
-
-
-# -- memory
-
-
-def test_memory_keeps_the_latest_and_counts_all():
-    letters = MemoryDeadLetters(keep=2)
-    letters.write([letter(n) for n in range(5)])
-    assert ([x.offset for x in letters.letters], letters.total) == ([3, 4], 5)
-
-
-# -- file
+    letters.close()
+    letters.close()
+    assert offsets(tmp_path / "dead.jsonl") == [1, 1, 2]
 
 
 def test_line_says_which_event_why_and_when(tmp_path: Path):

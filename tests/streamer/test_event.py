@@ -8,12 +8,11 @@ from datetime import UTC, datetime
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamer.errors import SettingsError
-from streamer.event import NO_USER, Decoded, EventDecoder, EventSettings, Reason, encode, encode_item
-from streamer.event.decoded import Writer
+from streamer.event import NO_USER, Decoded, EventDecoder, EventSettings, Reason, encode
 from streamer.sources.base import Chunk, Partition
 
 PARTITION = Partition("interactions", 3)
@@ -98,14 +97,7 @@ def test_fields_can_be_mapped_and_swapped():
 
 
 def test_bad_elements_of_an_array_are_letters_and_good_ones_events():
-    elements = [
-        js(user_id="a"),
-        b"7",
-        js(user_id="b"),
-        js(item_id=...),
-        js(timestamp="soon"),
-        js(user_id="c"),
-    ]
+    elements = [js(user_id="a"), b"7", js(user_id="b"), js(item_id=...), js(timestamp="soon"), js(user_id="c")]
     out = decode(b"[" + b", ".join(elements) + b"]", first=40)
     assert (out.users, out.offsets) == (["a", "b", "c"], [40, 40, 40])
     assert [(x.index, x.reason, x.value) for x in out.letters] == [
@@ -160,14 +152,11 @@ def test_event_of_another_type_is_filtered_even_if_it_is_not_valid():
     assert (out.filtered, [x.reason for x in out.letters]) == (1, [Reason.MISSING_ITEM_ID])
 
 
-@pytest.mark.parametrize("kind", [True, 3.0, ["buy"], {}])
-def test_event_type_of_a_wrong_kind_is_a_letter(kind: object):
-    assert reason_of(js(event_type=kind), EventSettings(event_types=("buy", "3", "1"))) is Reason.BAD_EVENT_TYPE
-
-
-@pytest.mark.parametrize("rating", [True, "5", [5], 10**400])
-def test_rating_of_a_wrong_kind_is_a_letter(rating: object):
-    assert reason_of(js(rating=rating), EventSettings(min_rating=1)) is Reason.BAD_RATING
+def test_event_type_or_rating_of_a_wrong_kind_is_a_letter():
+    for kind in (True, 3.0, ["buy"], {}):
+        assert reason_of(js(event_type=kind), EventSettings(event_types=("buy", "3", "1"))) is Reason.BAD_EVENT_TYPE
+    for rating in (True, "5", [5], 10**400):
+        assert reason_of(js(rating=rating), EventSettings(min_rating=1)) is Reason.BAD_RATING
 
 
 # -- dead letters
@@ -175,72 +164,53 @@ def test_rating_of_a_wrong_kind_is_a_letter(rating: object):
 DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
-BAD_RECORDS = [
-    (None, Reason.NULL_VALUE),
-    (b"", Reason.NULL_VALUE),
-    (b"  ", Reason.NOT_JSON),
-    (b"{", Reason.NOT_JSON),
-    (b"\xff\xfe", Reason.NOT_JSON),
-    (b"\xef\xbb\xbf" + js(), Reason.NOT_JSON),
-    (js() + b"x", Reason.NOT_JSON),
-    (js() + js(), Reason.NOT_JSON),
-    (b'{"user_id":"\xff","item_id":"i"}', Reason.NOT_JSON),
-    (b'{"user_id":"\xed\xa0\x80","item_id":"i"}', Reason.NOT_JSON),
-    (b'{"user_id":"\\ud800","item_id":"i"}', Reason.NOT_JSON),
-    (b'{"user_id":"u","item_id":"i","user_features":{"a":"\\udc00"}}', Reason.NOT_JSON),
-    (b'{"user_id":"u","item_id":"i","timestamp":NaN}', Reason.NOT_JSON),
-    (DEEP, Reason.TOO_DEEP),
-    (b'{"user_id":"u","item_id":"i","other":%s}' % DEEP, Reason.TOO_DEEP),
-    (b'{"user_id":%s,"item_id":"i"}' % DEEP, Reason.TOO_DEEP),
-    (b"null", Reason.NOT_AN_EVENT),
-    (b'"text"', Reason.NOT_AN_EVENT),
-    (b"1.5", Reason.NOT_AN_EVENT),
-    (b"{}", Reason.MISSING_USER_ID),
-    (js(user_id=None), Reason.MISSING_USER_ID),
-    (js(user_id=""), Reason.BAD_USER_ID),
-    (js(user_id=True), Reason.BAD_USER_ID),
-    (js(user_id=1.0), Reason.BAD_USER_ID),
-    (js(user_id=["u"]), Reason.BAD_USER_ID),
-    (b'{"user_id":1%s,"item_id":"i"}' % (b"0" * 5000), Reason.BAD_USER_ID),
-    (js(item_id=...), Reason.MISSING_ITEM_ID),
-    (js(item_id=""), Reason.BAD_ITEM_ID),
-    (js(item_id={}), Reason.BAD_ITEM_ID),
-    (js(user_id="u" * 257), Reason.ID_TOO_LONG),
-    (js(item_id=10**256), Reason.ID_TOO_LONG),
-    (js(timestamp=-1), Reason.BAD_TIMESTAMP),
-    (js(timestamp=-0.5), Reason.BAD_TIMESTAMP),
-    (js(timestamp=END_S * 1000), Reason.BAD_TIMESTAMP),
-    (js(timestamp=1e300), Reason.BAD_TIMESTAMP),
-    (js(timestamp=10**400), Reason.BAD_TIMESTAMP),
-    (b'{"user_id":"u","item_id":"i","timestamp":1e999}', Reason.BAD_TIMESTAMP),
-    (js(timestamp=True), Reason.BAD_TIMESTAMP),
-    (js(timestamp=[1]), Reason.BAD_TIMESTAMP),
-    (js(timestamp="yesterday"), Reason.BAD_TIMESTAMP),
-    (js(timestamp=""), Reason.BAD_TIMESTAMP),
-    (js(timestamp="1700000000"), Reason.BAD_TIMESTAMP),
-    (js(timestamp="2001010111234"), Reason.BAD_TIMESTAMP),
-    (js(timestamp="1969-12-31T23:59:59Z"), Reason.BAD_TIMESTAMP),
-    (js(timestamp="2200-01-01T00:00:00Z"), Reason.BAD_TIMESTAMP),
-    (js(timestamp="0001-01-01T00:00:00+14:00"), Reason.BAD_TIMESTAMP),
-    (js(user_features=[1]), Reason.BAD_FEATURES),
-    (js(item_features={"a": [1]}), Reason.BAD_FEATURES),
-    (js(item_features={"a": {}}), Reason.BAD_FEATURES),
-    (js(user_features={"": 1}), Reason.BAD_FEATURES),
-    (js(user_features={str(n): n for n in range(65)}), Reason.TOO_MANY_FEATURES),
-    (js(item_features={"a": "x" * 257}), Reason.FEATURE_TOO_LONG),
-    (js(item_features={"x" * 257: "a"}), Reason.FEATURE_TOO_LONG),
-    (js(item_features={"a": 10**256}), Reason.FEATURE_TOO_LONG),
-]
+BAD_RECORDS = {
+    Reason.NULL_VALUE: [None, b""],
+    Reason.NOT_JSON: [
+        *(b"  ", b"{", b"\xff\xfe", b"\xef\xbb\xbf" + js(), js() + b"x", js() + js()),
+        b'{"user_id":"\xff","item_id":"i"}',
+        b'{"user_id":"\xed\xa0\x80","item_id":"i"}',
+        b'{"user_id":"\\ud800","item_id":"i"}',
+        b'{"user_id":"u","item_id":"i","user_features":{"a":"\\udc00"}}',
+        b'{"user_id":"u","item_id":"i","timestamp":NaN}',
+    ],
+    Reason.TOO_DEEP: [
+        DEEP,
+        b'{"user_id":"u","item_id":"i","other":%s}' % DEEP,
+        b'{"user_id":%s,"item_id":"i"}' % DEEP,
+    ],
+    Reason.NOT_AN_EVENT: [b"null", b'"text"', b"1.5"],
+    Reason.MISSING_USER_ID: [b"{}", js(user_id=None)],
+    Reason.BAD_USER_ID: [
+        *(js(user_id=bad) for bad in ("", True, 1.0, ["u"])),
+        b'{"user_id":1%s,"item_id":"i"}' % (b"0" * 5000),
+    ],
+    Reason.MISSING_ITEM_ID: [js(item_id=...)],
+    Reason.BAD_ITEM_ID: [js(item_id=""), js(item_id={})],
+    Reason.ID_TOO_LONG: [js(user_id="u" * 257), js(item_id=10**256)],
+    Reason.BAD_TIMESTAMP: [
+        *(js(timestamp=bad) for bad in (-1, -0.5, END_S * 1000, 1e300, 10**400, True, [1])),
+        *(js(timestamp=bad) for bad in ("yesterday", "", "1700000000", "2001010111234", "1969-12-31T23:59:59Z")),
+        *(js(timestamp=bad) for bad in ("2200-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00")),
+        b'{"user_id":"u","item_id":"i","timestamp":1e999}',
+    ],
+    Reason.BAD_FEATURES: [
+        js(user_features=[1]),
+        *(js(item_features=bad) for bad in ({"a": [1]}, {"a": {}}, {"": 1})),
+    ],
+    Reason.TOO_MANY_FEATURES: [js(user_features={str(n): n for n in range(65)})],
+    Reason.FEATURE_TOO_LONG: [js(item_features=bad) for bad in ({"a": "x" * 257}, {"x" * 257: "a"}, {"a": 10**256})],
+}
 
 
-@pytest.mark.parametrize(("value", "reason"), BAD_RECORDS)
+@pytest.mark.parametrize(("value", "reason"), [(value, why) for why, values in BAD_RECORDS.items() for value in values])
 def test_bad_record_is_a_letter_with_its_reason(value: bytes | None, reason: Reason):
     out = decode(js(), value, js())
     assert out.users == ["u", "u"]
     assert out.record_offsets == [100, 101, 102]
     (letter,) = out.letters
     assert letter.reason is reason
-    assert letter.identity == ("interactions", 3, 101, None)
+    assert (letter.topic, letter.partition, letter.offset, letter.index) == ("interactions", 3, 101, None)
     assert (letter.timestamp_ms, letter.key, letter.value) == (RECORD_MS, b"key", value)
     assert 0 < len(letter.detail) < 300
     assert letter.detail.isprintable()
@@ -271,16 +241,9 @@ def test_event_without_any_time_is_a_letter():
 
 
 def test_every_reason_is_reached_by_a_test_above():
-    reached = {reason for _, reason in BAD_RECORDS}
-    elsewhere = {
-        Reason.RECORD_TOO_LARGE,
-        Reason.EMPTY_ARRAY,
-        Reason.TOO_MANY_EVENTS,
-        Reason.MISSING_TIMESTAMP,
-        Reason.BAD_EVENT_TYPE,
-        Reason.BAD_RATING,
-    }
-    assert reached | elsewhere == set(Reason)
+    of_records = {Reason.RECORD_TOO_LARGE, Reason.EMPTY_ARRAY, Reason.TOO_MANY_EVENTS}
+    of_fields = {Reason.MISSING_TIMESTAMP, Reason.BAD_EVENT_TYPE, Reason.BAD_RATING}
+    assert BAD_RECORDS.keys() | of_records | of_fields == set(Reason)
 
 
 # -- settings
@@ -409,20 +372,28 @@ def slow_decode(chunk: Chunk, settings: EventSettings | None = None) -> Decoded:
         raise msgspec.DecodeError
 
     decoder._decode_one = refuse  # type: ignore[assignment, method-assign]
-    writer = Writer(chunk)
+    out = Decoded(partition=chunk.partition, user_features=[], item_features=[])
     for record in range(len(chunk)):
-        decoder._write_record(writer, record)
-    return writer.finish()
+        decoder._add_record(out, chunk, record)
+    return out.closed()
 
 
 def slow(*values: bytes, settings: EventSettings | None = None) -> Decoded:
     return slow_decode(chunk_of(*values), settings)
 
 
+@settings(max_examples=300)
 @given(chunks, st.sampled_from(SETTINGS))
-def test_every_event_of_any_chunk_is_accounted_for(rows: list, settings: EventSettings):
+def test_laws_of_any_chunk(rows: list, settings: EventSettings):
     chunk = build(rows)
     out = EventDecoder(settings).decode(chunk)
+    assert out == slow_decode(build(rows), settings), "the fast reading agrees with the slow one"
+    assert_accounted_for(out, chunk, settings)
+    assert_columns_agree(out)
+    assert_rules_are_kept(out, settings)
+
+
+def assert_accounted_for(out: Decoded, chunk: Chunk, settings: EventSettings) -> None:
     assert out.record_offsets == chunk.offsets
     totals = [sum(t) for t in zip(out.events_upto, out.filtered_upto, out.letters_upto, strict=True)]
     counts = [b - a for a, b in zip([0, *totals], totals, strict=False)]
@@ -430,26 +401,20 @@ def test_every_event_of_any_chunk_is_accounted_for(rows: list, settings: EventSe
     assert out.consumed == sum(counts)
 
 
-@given(chunks, st.sampled_from(SETTINGS))
-def test_columns_agree_with_each_other_and_with_the_records(rows: list, settings: EventSettings):
-    out = EventDecoder(settings).decode(build(rows))
+def assert_columns_agree(out: Decoded) -> None:
     assert {len(out.items), len(out.timestamps_s), len(out.offsets)} == {len(out)}
     for column in (out.user_features, out.item_features):
         assert column is None or len(column) == len(out)
         said = [features for user, features in zip(out.users, column or [], strict=False) if user != NO_USER]
         assert {} not in said
     assert out.user_features is None or any(out.user_features)
-    ends = [0, *out.events_upto]
-    assert out.offsets == [o for o, a, b in zip(out.record_offsets, ends, ends[1:], strict=False) for _ in range(b - a)]
-    letter_ends = [0, *out.letters_upto]
-    pairs = zip(out.record_offsets, letter_ends, letter_ends[1:], strict=False)
-    assert [x.offset for x in out.letters] == [o for o, a, b in pairs for _ in range(b - a)]
-    assert len({x.identity for x in out.letters}) == len(out.letters)
+    for upto, offsets in ((out.events_upto, out.offsets), (out.letters_upto, [x.offset for x in out.letters])):
+        records = zip(out.record_offsets, [0, *upto], upto, strict=False)
+        assert offsets == [offset for offset, a, b in records for _ in range(b - a)]
+    assert len({(x.offset, x.index) for x in out.letters}) == len(out.letters)
 
 
-@given(chunks, st.sampled_from(SETTINGS))
-def test_valid_events_keep_the_rules(rows: list, settings: EventSettings):
-    out = EventDecoder(settings).decode(build(rows))
+def assert_rules_are_kept(out: Decoded, settings: EventSettings) -> None:
     for text in [*(user for user in out.users if user != NO_USER), *out.items]:
         assert type(text) is str
         assert 1 <= len(text) <= settings.max_id_length
@@ -460,11 +425,6 @@ def test_valid_events_keep_the_rules(rows: list, settings: EventSettings):
         for name, value in features.items():
             assert 1 <= len(name) <= settings.max_feature_length
             assert type(value) is float or len(value) <= settings.max_feature_length  # type: ignore[arg-type]
-
-
-@given(chunks, st.sampled_from(SETTINGS))
-def test_fast_reading_agrees_with_the_slow_one(rows: list, settings: EventSettings):
-    assert EventDecoder(settings).decode(build(rows)) == slow_decode(build(rows), settings)
 
 
 # -- encoding
@@ -567,7 +527,7 @@ class TestCatalogueEvents:
         assert decoder.decode(chunk_of(b'{"sku": 7, "gone": true}')).item_features is None
 
     def test_what_is_encoded_is_decoded(self):
-        value = encode_item("tea", 5, item_features={"kind": "drink", "price": 1.5}, title="Tea")
-        out = self.of_topic(value, encode_item("tea", deleted=True))
+        value = encode(None, "tea", 5, item_features={"kind": "drink", "price": 1.5}, title="Tea")
+        out = self.of_topic(value, encode(None, "tea", deleted=True))
         assert out.item_features == [{"kind": "drink", "price": 1.5, "title": "Tea"}, None]
         assert (out.items, out.timestamps_s[0]) == (["tea", "tea"], 5.0)

@@ -18,7 +18,6 @@ from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.learner.eviction import MAX_AT_ONCE
 from streamer.model.ranking.windows import LONG_WINDOW
-from streamer.model.rows.recency import StepClock
 from streamer.model.rows.tables import EmbeddingTable
 from streamer.model.settings import LearnerSettings
 
@@ -70,7 +69,7 @@ class Slow:
         vocabulary = {
             "users": learner.state.users,
             "items": learner.state.items,
-            "item.brand": learner.state.categories["item"]["brand"],
+            "item.brand": learner.state.vocabulary("item.brand"),
         }
         for kind, limit in limits.items():
             last = self.last[kind]
@@ -132,7 +131,7 @@ class Eviction(RuleBasedStateMachine):
         stream = [(user, item) for user, item, *_ in batch]
         learned = self.learner.learn_batch(micro_batch(stream, **columns))
         self.twin.learn_batch(micro_batch(stream, **columns))
-        self.slow.learn(batch, self.learner.state.clock.step)
+        self.slow.learn(batch, self.learner.state.clock.stamp)
         for row, count in zip(learned.drawn[0].tolist(), learned.drawn[1].tolist(), strict=True):
             self.slow.drawn[self.learner.state.items.id_of(row)] += count
 
@@ -169,7 +168,7 @@ class Eviction(RuleBasedStateMachine):
         learner, slow, items, users = self.learner, self.slow, self.learner.state.items, self.learner.state.users
         assert set(users.ids) == set(slow.last["users"])
         assert set(items.ids) == set(slow.last["items"])
-        assert set(learner.state.categories["item"]["brand"].ids) == set(slow.last["item.brand"])
+        assert set(learner.state.vocabulary("item.brand").ids) == set(slow.last["item.brand"])
         for row, user in zip(users.used.tolist(), users.ids, strict=True):
             history = learner.state.recent.of(np.array([row]))
             columns = zip(*(column[0].tolist() for column in history), strict=True)
@@ -184,8 +183,8 @@ class Eviction(RuleBasedStateMachine):
             assert neighbours == {other: weight for other, (weight, _) in slow.pairs.of(item).items()}
             assert learner.state.item_counts.counts(np.array([row])) == slow.counts[item]
             assert learner.state.occurrence.values(np.array([row]))[0] == pytest.approx(slow.drawn[item])
-            code = int(learner.state.trainer.model.item.features.codes(np.array([row]), 0)[0])
-            brand = learner.state.categories["item"]["brand"].id_of(code) if code else None
+            code = int(learner.state.trainer.model.item.features.codes(np.array([row]))[0, 0])
+            brand = learner.state.vocabulary("item.brand").id_of(code) if code else None
             assert brand == slow.brand[item]
         lately = Counter(item for item in slow.lately if item)
         shares = learner.state.candidate_features.windows.share_in_long_window(items.used) * max(len(slow.lately), 1)
@@ -249,7 +248,6 @@ def test_time_of_one_absurd_event_makes_nothing_go():
     for k in range(3):
         learner.learn_batch(micro_batch(stream, timestamps_s=[k, 2**31 - 1, k]))
     assert not learner.eviction.evicted
-    assert StepClock().time_of(3) == 0
 
 
 class TestAdmission:

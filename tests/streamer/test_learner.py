@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from line_harness import (
-    Watch,
-    assert_same_learner,
-    events,
-    learn_all,
-    micro_batch,
-    newest,
-    small,
-    whole_state,
-)
+from line_harness import Watch, assert_same_learner, events, learn_all, micro_batch, newest, small, whole_state
 
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.learner import Learner
@@ -161,8 +152,8 @@ class TestFeatures:
         row = np.array([learner.state.items.row_of(item)])
         found = {}
         for k, name in enumerate(("brand", "colour")):
-            code = int(learner.state.trainer.model.item.features.codes(row, k)[0])
-            found[name] = learner.state.categories["item"][name].id_of(code) if code else None
+            code = int(learner.state.trainer.model.item.features.codes(row)[0, k])
+            found[name] = learner.state.vocabulary(f"item.{name}").id_of(code) if code else None
         return found
 
     def price(self, learner: Learner, item: str) -> float:
@@ -229,7 +220,7 @@ class TestFeatures:
 
 
 SETTINGS_BY_ROWS = [
-    small(**FEATURES, popularity_half_life=0.05, occurrence_half_life=0.01),  # rescaled all the time
+    small(**FEATURES, popularity_half_life=0.05),  # rescaled all the time
     small("mns", user_ids=True),
     small("xir", optimizer="dense-adam", cache_scope="touched"),
     small("g-tower", rerank=False),
@@ -292,7 +283,7 @@ class TestRestart:
 
     @pytest.mark.parametrize("method", STREAMING)
     def test_it_goes_on_with_the_same_bits(self, method, tmp_path):
-        undisturbed, stream = Learner(small(method, popularity_half_life=50.0, occurrence_half_life=10.0)), events(480)
+        undisturbed, stream = Learner(small(method, popularity_half_life=50.0)), events(480)
         learn_all(undisturbed, stream[:240])
         restarted = self.reloaded(undisturbed, tmp_path)
         assert_same_learner(restarted, undisturbed)

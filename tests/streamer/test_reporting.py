@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streamer.display.reporting import (
-    PREPARING,
-    LogReporter,
-    PanelReporter,
-    described,
-    make_reporter,
-    summary_rows,
-)
+from streamer.display.reporting import PREPARING, LogReporter, PanelReporter, described, make_reporter, summary_rows
 from streamer.evaluation import BestBaseline, TowersShare
 from streamer.metrics.composition import Composition
+from streamer.metrics.sampler_report import SamplerReport
 from streamer.metrics.status import Status
 from streamer.sources.base import Partition
 
@@ -28,7 +22,7 @@ STATUS = Status(
     loss=4.5613,
     hit_rate=0.4123,
     best_baseline=BestBaseline("counting", 0.0651),
-    cache=Composition(0.2, 0.3, 0.5),
+    sampler=SamplerReport(cache_bands=Composition(0.2, 0.3, 0.5)),
     lag={Partition("interactions", number): 100 * number for number in range(4)},
     queued_events=248,
     steps=142,
@@ -56,7 +50,7 @@ SUMMARY: dict[str, Any] = {
     "hit_rate_at_10": 0.4,
     "best_baseline": "counting",
     "best_baseline_hit_rate_at_10": 0.06,
-    "cache": STATUS.cache._asdict(),
+    "cache": STATUS.sampler.cache_bands._asdict(),
     "checkpoint": "/data/checkpoints/ckpt-1",
 }
 FIGURES = (
@@ -102,6 +96,7 @@ def test_the_panel_fits_the_terminal(width: int):
 def test_before_the_first_step_the_panel_says_what_it_waits_for():
     assert "waiting for the first events" in drawn()
     assert "waiting for the first events" in drawn(Status())
+    assert described(Status()) == PREPARING
 
 
 def test_names_with_brackets_are_no_markup():
@@ -167,29 +162,16 @@ def test_plain_lines_have_no_escape_codes(capsys: pytest.CaptureFixture[str]):
     assert "/data/checkpoints/ckpt-1" in text.err
 
 
-def test_lines_come_now_and_then(capsys: pytest.CaptureFixture[str]):
-    with LogReporter("interactions", every_s=1000) as reporter:
-        for _ in range(10):
-            reporter.update(STATUS)
-    assert capsys.readouterr().err.count("events/s") == 1
-    with LogReporter("interactions", every_s=0) as reporter:
-        for _ in range(10):
-            reporter.update(STATUS)
-    assert capsys.readouterr().err.count("72,707 = ") == 10
-
-
-def test_a_note_is_logged_once(capsys: pytest.CaptureFixture[str]):
-    with LogReporter("interactions") as reporter:
+@pytest.mark.parametrize(("every_s", "lines"), [(1000, 1), (0, 10)])
+def test_lines_come_now_and_then_a_note_once_and_no_summary_that_is_shown_elsewhere(capsys, every_s, lines):
+    with LogReporter("interactions", every_s=every_s) as reporter:
         reporter.note("stopping")
-        reporter.update(STATUS)
-        reporter.update(STATUS)
-    assert capsys.readouterr().err.count("stopping") == 1
-
-
-def test_when_the_summary_is_shown_elsewhere_nothing_is_said(capsys: pytest.CaptureFixture[str]):
-    with LogReporter("interactions") as reporter:
+        for _ in range(10):
+            reporter.update(STATUS)
         reporter.finish(None)
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    said = capsys.readouterr().err
+    assert (said.count("72,707 = "), said.count("stopping")) == (lines, 1)
+    assert len(said.splitlines()) == lines + 2
 
 
 class FakeTerminal(io.StringIO):
@@ -207,11 +189,6 @@ def test_a_person_at_a_terminal_gets_the_panel(monkeypatch: pytest.MonkeyPatch, 
 
 
 # texts ----------------------------------------------------------------------------------------------------------------
-
-
-def test_the_state_in_one_line():
-    assert described(STATUS) == ", ".join(FIGURES)
-    assert described(Status()) == PREPARING
 
 
 def test_what_is_not_known_yet_is_not_said_and_what_is_wrong_is():

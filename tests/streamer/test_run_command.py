@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from crash_harness import TINY, Command, Zygote
+from crash_harness import TINY, Zygote
 from line_harness import NOON_MS, TOPIC, assert_closed, events, newest, popularity_counts, values_of
 
 import streamer.cli.run as command
@@ -19,7 +21,7 @@ from streamer.errors import StreamerError
 from streamer.event import encode
 from streamer.learner import Learner
 from streamer.settings import RunSettings
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import CheckpointStore, SnapshotDirectory
 from streamer.sources.embedded.log import EmbeddedLog
 
 QUICK = [part for part in TINY if part not in ("--event-type", "buy")]
@@ -204,9 +206,8 @@ class TestRuns:
     @pytest.mark.parametrize("more", [[], ["--until-end"]])
     def test_standard_input(self, tmp_path, more):
         arguments = ["run", "--source", "-", "--data-dir", tmp_path / "data", *QUICK, *more]
-        with Command(arguments, tmp_path / "log") as run:
-            code, out = run.ended(b"\n".join(values_of(events(150))))
-        assert code == 0, run.said()
+        command = [sys.executable, "-m", "streamer", *map(str, arguments)]
+        out = subprocess.check_output(command, input=b"\n".join(values_of(events(150))))
         assert json.loads(out)["trained"] == 150
 
     def test_field_names_and_filters(self, zygote, tmp_path):
@@ -231,7 +232,7 @@ class TestRuns:
         features += ["--set", "item_layers=8", "--set", "user_layers=8"]
         zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
-        assert learner.state.categories["item"]["brand"].ids == ["b0", "b1"]
+        assert learner.state.vocabulary("item.brand").ids == ["b0", "b1"]
 
     def test_max_events_goes_on_where_it_stopped(self, zygote, tmp_path):
         write_log(tmp_path, values_of(stream := events(400)), partitions=2)
@@ -251,7 +252,7 @@ class TestRuns:
         write_log(tmp_path, values_of(events(400)))
         often = ["--checkpoint-every-events", "64", "--keep-checkpoints", "2"]
         zygote.summary(["run", "--data-dir", tmp_path, "--until-end", *often, *QUICK])
-        store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
+        store = SnapshotDirectory(tmp_path / "checkpoints")
         newest, before = list(store.numbers())[-1:-3:-1]
         chains = (store.load_number(newest).chain, store.load_number(before).chain)
         assert set(store.paths()) == {one.path for chain in chains for one in chain}

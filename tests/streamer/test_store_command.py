@@ -1,4 +1,4 @@
-"""store and inspect, on what real trainers have put into a real Redis."""
+"""`streamer store`, on what real trainers have put into a real Redis."""
 
 from __future__ import annotations
 
@@ -15,17 +15,14 @@ import numpy as np
 import pytest
 import redis
 from click.testing import CliRunner, Result
-from line_harness import run_settings
 from redis.exceptions import RedisClusterException, RedisError, SlotNotCoveredError
 from servers.redis import RedisServer as Redis
 
-from streamer.build import build_pipeline
 from streamer.cache_store.errors import StoreUnavailable
 from streamer.cache_store.redis.admin import StoreAdmin
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.store import CacheStore
-from streamer.cli.inspect import inspect
 from streamer.cli.store import store as store_group
 from streamer.errors import SettingsError, SharingError
 
@@ -54,7 +51,7 @@ class Place:
         table.ids_of = lambda _: {"utf8": np.frombuffer(b"".join(IDS), np.uint8), "length": lengths}
         table.name_rows(rows)
         table.record([(ENTRY, rows, np.array([4, 1, 1, 1])), (table.own, rows, np.array([5, 0, 2**40, 0]))], {})
-        trainer.shared.drawn_cache = table.names.of_row[np.array([0, 0, 0, 3])]
+        trainer.shared.drawn_cache = np.array([0, 0, 0, 3])
         trainer.shared.owned.add(ENTRY)
         trainer.counted_events += 7
         table.record([], {ENTRY: (7, 0), table.own: table.next_draw()})
@@ -83,14 +80,8 @@ def place(redis_server: Redis) -> Iterator[Place]:
         place.client.delete(key)
 
 
-def filled(place: Place, model: str = "shop") -> CacheStore:
-    return place.filled(model)
-
-
 def invoke(*arguments: object) -> Result:
-    command = inspect if arguments[0] == "inspect" else store_group
-    words = [str(argument) for argument in (arguments[1:] if arguments[0] == "inspect" else arguments)]
-    result = CliRunner().invoke(command, words)
+    result = CliRunner().invoke(store_group, [str(argument) for argument in arguments])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
@@ -110,8 +101,8 @@ def answer(*arguments: object) -> dict:
 
 
 def test_inspect_shows_what_the_trainers_of_a_model_have_counted_resampled_and_cached(place):
-    filled(place)
-    report = answer("inspect", *place.options())["store"]
+    place.filled()
+    report = answer("inspect", *place.options())
     assert (report["items"], report["events"]) == (4, 7)
     tops = {entry["item"]: entry["events"] for entry in report["popularity"]["top"]}
     assert tops == {"tea": 4, "milk": 1, "ïce": 1, "salt": 1}
@@ -134,8 +125,8 @@ def test_inspect_shows_what_the_trainers_of_a_model_have_counted_resampled_and_c
 
 
 def test_inspect_of_an_unknown_model_names_those_that_there_are(place):
-    filled(place, "shop")
-    filled(place, "news")
+    place.filled("shop")
+    place.filled("news")
     with pytest.raises(SharingError, match=r"no model 'typo'.*there are: news, shop"):
         invoke("inspect", *place.options("typo"))
 
@@ -145,35 +136,11 @@ def test_inspect_of_a_redis_that_does_not_answer_says_so():
         invoke("inspect", "--redis-url", "redis://127.0.0.1:1/0")
 
 
-def test_inspect_shows_store_and_checkpoint_if_both_are_given(place, tmp_path):
-    (tmp_path / "events.jsonl").write_text('{"user_id": "u", "item_id": "tea", "timestamp": 1}\n' * 5)
-    small = [
-        "--dim",
-        "4",
-        "--set",
-        "hash_slots=4096",
-        "--set",
-        "evaluation_share=0",
-        "--threads",
-        "1",
-        "--device",
-        "cpu",
-    ]
-    where = ["--source", str(tmp_path / "events.jsonl"), "--data-dir", str(tmp_path)]
-    build_pipeline(run_settings(*where, *small, *place.options())).run()
-    both = answer("inspect", *place.options(), "--data-dir", tmp_path)
-    assert (both["store"]["events"], both["accounting"]["trained"]) == (5, 5)
-    text = output("inspect", *place.options(), "--data-dir", tmp_path)
-    assert {"checkpoints", "store"} <= set(text.splitlines())
-    assert answer("inspect", *place.options()).keys() == {"store"}
-    assert "store" not in answer("inspect", "--data-dir", tmp_path)
-
-
 # --- list and reset ------------------------------------------------------------------------------------------
 
 
 def test_list_names_models_with_their_items_and_trainers(place):
-    filled(place, "shop")
+    place.filled("shop")
     place.client.sadd(Keys("x", place.namespace).models, "left", "ba{d")
     place.client.hset(place.keys_of("newer").tops, "format", 9)
     place.client.sadd(Keys("x", place.namespace).models, "newer")
@@ -181,13 +148,13 @@ def test_list_names_models_with_their_items_and_trainers(place):
     assert models["shop"] == {"model": "shop", "items": 4, "entries": 2, "trainers": 1}
     assert "none of its keys exists" in models["left"]["problem"]
     assert "without braces" in models["ba{d"]["problem"]
-    assert "has format 9, this version reads 3" in models["newer"]["problem"]
+    assert "has format 9, this version reads 4" in models["newer"]["problem"]
     assert "shop" in output("list", *place.options())
 
 
 def test_reset_removes_every_key_of_a_model_and_none_of_another(place):
-    filled(place, "shop")
-    filled(place, "shop*")
+    place.filled("shop")
+    place.filled("shop*")
     place.rest()
     others = place.keys("shop")
     assert answer("reset", "--yes", *place.options("shop*"))["removed_keys"] >= 5
@@ -199,7 +166,7 @@ def test_reset_removes_every_key_of_a_model_and_none_of_another(place):
 
 
 def test_reset_refuses_while_a_trainer_is_active_and_without_a_yes(place):
-    filled(place)
+    place.filled()
     with pytest.raises(SharingError, match=r"trainers are active: t:.* \(counts:p\[0\]\), last seen .* ago"):
         invoke("reset", "--yes", *place.options())
     place.rest()
@@ -210,7 +177,7 @@ def test_reset_refuses_while_a_trainer_is_active_and_without_a_yes(place):
 
 @pytest.mark.parametrize("damage", ["type", "format", "name"])
 def test_what_no_trainer_wrote_can_be_removed(place, damage):
-    filled(place)
+    place.filled()
     place.rest()
     keys = place.keys_of()
     if damage == "type":
@@ -232,14 +199,14 @@ def test_whatever_redis_raises_is_one_of_our_errors(place, monkeypatch, error):
         raise error
 
     admin = StoreAdmin(place.url, place.keys_of())
-    monkeypatch.setattr(admin._server._connected(), "smembers", fails)
+    monkeypatch.setattr(admin.connected(), "smembers", fails)
     with pytest.raises(StoreUnavailable):
         admin.models()
 
 
 @pytest.mark.parametrize(("typed", "left"), [(b"n\n", True), (b"y\n", False)])
 def test_reset_asks_at_a_terminal(place, typed, left):
-    filled(place)
+    place.filled()
     place.rest()
     terminal, theirs = pty.openpty()
     code = "from streamer.cli.store import store; store()"
@@ -256,7 +223,7 @@ def test_reset_asks_at_a_terminal(place, typed, left):
     assert bool(place.keys("shop")) == left
 
 
-@pytest.mark.parametrize("command", [["list"], ["reset"]])
+@pytest.mark.parametrize("command", [["list"], ["inspect"], ["reset"]])
 def test_commands_without_a_redis_ask_for_one(command):
     with pytest.raises(SettingsError, match="--redis-url is missing"):
         invoke(*command)

@@ -49,7 +49,7 @@ def test_log_that_is_not_there_is_reported_with_what_is(write, path, name, messa
         ),
         ("csv", "one\ntwo\n", "no two columns"),
         ("gowalla", "a\tb\n", r"2 columns, e\.g\. 'a\\tb'; expected"),
-        ("gowalla", "1\tno\t1\t2\t3\n", r"none of its 1 rows is an event, e\.g\. line 1: bad_timestamp: 1\tno"),
+        ("gowalla", "1\tno\t1\t2\t3\n", r"none of its 1 rows is an event, e\.g\. row 1: bad_timestamp: 1, no"),
         ("jsonl", "[1]\n", r"none of its first lines is a JSON object: '\[1\]'"),
         ("lightgcn", "hello\n", "none of its first lines is a user and its items: 'hello'"),
         ("parquet", GOOD, r"log\.csv: it cannot be read"),
@@ -101,7 +101,7 @@ def test_pattern_that_reaches_into_directories_takes_files_of_one_name(write):
     with open_log(path.parents[1] / "*" / "part.csv", "csv") as log:
         assert rows_of(log) == [("a", "x", 1.0), ("b", "y", 3.0)]
         assert log.files == [path.parents[1] / "a" / "part.csv", path]
-        assert log.malformed.examples == [f"{log.files[0]}, line 3: missing_user_id: ,x,2"]
+        assert log.malformed.examples == [f"{log.files[0]}, row 2: missing_user_id: , x, 2"]
 
 
 def test_files_with_different_columns_are_reported(write):

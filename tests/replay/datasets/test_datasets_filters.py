@@ -34,7 +34,7 @@ ROWS = st.lists(
     min_size=1,
     max_size=40,
 )
-SOME = settings(max_examples=15, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+SOME = settings(max_examples=20, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def kept(write, rows: list[Row], options: LogSettings, name: str = "csv") -> Counter[Row]:
@@ -63,9 +63,21 @@ def test_core_has_enough_events_of_every_user_and_item(write, rows, core):
 
 
 @SOME
-@given(ROWS, st.sampled_from([0.0, 2.5, 3.0, 6.0]))
-def test_threshold_keeps_that_rating_and_more(write, rows, least):
-    assert kept(write, rows, LogSettings(min_rating=least)) == Counter(r for r in rows if r.rating >= least)
+@given(
+    ROWS,
+    st.sampled_from([None, 0.0, 2.5, 3.0, 6.0]),
+    st.sampled_from([(), ("buy",), ("view", "buy"), ("sell",)]),
+    st.none() | st.tuples(st.integers(0, 4), st.integers(1, 3)),
+)
+def test_rating_types_and_time_range_are_those_asked_for(write, rows, least, types, times):
+    """The threshold and the start of the range are included, its end is not."""
+    options, left = LogSettings(min_rating=least, event_types=types), rows
+    if times:
+        since, until = times[0], sum(times)
+        options = replace(options, since=str(since), until=str(until))
+        left = [r for r in rows if since <= r.time < until]
+    left = [r for r in left if (least is None or r.rating >= least) and (not types or r.kind in types)]
+    assert kept(write, rows, options) == Counter(left)
 
 
 @SOME
@@ -73,19 +85,6 @@ def test_threshold_keeps_that_rating_and_more(write, rows, least):
 def test_amazon_keeps_what_is_above_the_average_of_the_user(write, rows):
     mean = {user: sum(x) / len(x) for user in "abcde" if (x := [r.rating for r in rows if r.user == user])}
     assert kept(write, rows, LogSettings(), "amazon") == Counter(r for r in rows if r.rating > mean[r.user] + 1e-9)
-
-
-@SOME
-@given(ROWS, st.integers(0, 4), st.integers(1, 3))
-def test_time_range_includes_its_start_and_excludes_its_end(write, rows, since, length):
-    options = LogSettings(since=str(since), until=str(since + length))
-    assert kept(write, rows, options) == Counter(r for r in rows if since <= r.time < since + length)
-
-
-@SOME
-@given(ROWS, st.sampled_from([("buy",), ("view", "buy"), ("sell",)]))
-def test_types_are_those_asked_for(write, rows, types):
-    assert kept(write, rows, LogSettings(event_types=types)) == Counter(r for r in rows if r.kind in types)
 
 
 @SOME

@@ -306,8 +306,8 @@ class TestJsonl(DatasetContract):
     def test_line_that_is_not_an_object_or_lacks_a_field_is_malformed(self, write):
         with open_log(write(self.file, self.sample + '\n[1]\n{"user_id": 3, "timestamp": 1}\n')) as log:
             assert log.malformed.examples == [
-                "line 4: not_an_event: [1]",
-                'line 5: missing_item_id: {"user_id": 3, "timestamp": 1}',
+                "row 3: not_an_event: [1]",
+                'row 4: missing_item_id: {"user_id": 3, "timestamp": 1}',
             ]
 
 
@@ -334,7 +334,7 @@ class TestParquet(FormatContract):
     def test_row_without_an_item_is_counted_with_its_number(self, write, tmp_path):
         sql = "SELECT * FROM (VALUES ('a', 'x'), ('b', NULL)) AS rows(user_id, item_id)"
         with open_log(write(self.file, parquet(tmp_path / "x", sql))) as log:
-            assert log.malformed.examples == ["row 2: missing_item_id"]
+            assert log.malformed.examples == ["row 2: missing_item_id: b, "]
 
 
 class TestSessions(DatasetContract):

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stream_cases import Moment, in_order_of_appearance, moments, rank_in, streams, walked
+from stream_cases import Moment, assert_ranked, in_order_of_appearance, moments, rank_in, streams, walked
 
 from streamer.evaluation.baselines import LINE_BASELINES, Counting, LastItems, MostPopular
 from streamer.evaluation.tally import MISS
-from streamer.metrics.composition import composition
+from streamer.metrics.composition import Ranking
 from streamer.model.popularity import ExactPopularity
 from streamer.replay.evaluation.baselines import BASELINES, CoVisitation
 
@@ -50,18 +50,13 @@ def test_co_visitation_ranks_by_what_was_seen_together_with_the_last_ten(stream,
     users, items, ends = stream
     ranks = walked(CoVisitation(), users, items, ends, delay)
     for t, moment in enumerate(moments(users, items, delay)):
-        scores, rounded = slow_co_visitation(moment), len(moment.last) > 2
+        scores = slow_co_visitation(moment)
+        assert_ranked(ranks, t, moment, scores)
         for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
-            if moment.item not in scores or moment.item in left_out:
-                assert found == MISS
-                continue
-            own = scores[moment.item]
-            others = {item: s for item, s in scores.items() if item not in left_out and item != moment.item}
-            more, equal = sum(s > own for s in others.values()), [item for item, s in others.items() if s == own]
-            if rounded:
-                assert more < found <= more + len(equal) + 1
-            else:
-                assert found == more + sum(item > moment.item for item in equal) + 1
+            if found < MISS and len(moment.last) <= 2:
+                own = (scores[moment.item], moment.item)
+                ahead = [item for item, score in scores.items() if (score, item) > own and item not in left_out]
+                assert found == len(ahead) + 1
 
 
 def test_co_visitation_goes_on_when_its_memory_must_grow():
@@ -114,14 +109,7 @@ def test_counting_ranks_by_the_weights_of_order_and_time(stream, data, timed, de
     times = 1_000_000_000 + np.cumsum(gaps)
     ranks = walked(Counting(timed), users, items, ends, delay, times)
     for t, moment in enumerate(moments(users, items, delay, times)):
-        scores = slow_counting(moment, timed)
-        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
-            if moment.item not in scores or moment.item in left_out:
-                assert found == MISS
-                continue
-            own = scores[moment.item]
-            others = [s for item, s in scores.items() if item not in left_out and item != moment.item]
-            assert sum(s > own * (1 + 1e-5) for s in others) < found <= 1 + sum(s > own * (1 - 1e-5) for s in others)
+        assert_ranked(ranks, t, moment, slow_counting(moment, timed), share=1e-5)
 
 
 @settings(max_examples=100)
@@ -145,18 +133,7 @@ def test_popular_items_are_ranked_by_their_number_of_events(stream, window, dela
     users, items, ends = stream
     ranks = walked(MostPopular(window), users, items, ends, delay)
     for t, moment in enumerate(moments(users, items, delay)):
-        counts = counted(moment, window)
-        own = counts[moment.item]
-        if not own:
-            assert ranks.among_all[t] == ranks.among_new[t] == MISS
-            continue
-        for found, left_out in ((ranks.among_all[t], set()), (ranks.among_new[t], moment.seen)):
-            if moment.item in left_out:
-                assert found == MISS
-                continue
-            others = [n for item, n in counts.items() if item != moment.item and item not in left_out]
-            more, as_many = sum(n > own for n in others), sum(n == own for n in others)
-            assert more < found <= more + as_many + 1
+        assert_ranked(ranks, t, moment, counted(moment, window))
 
 
 @settings(max_examples=100)
@@ -189,7 +166,7 @@ def test_bands_are_those_of_the_caches_composition(stream):
     popularity.observe(items)
     known = np.arange(items.max() + 1)
     shares = np.bincount(baseline.bands(known), minlength=3) / len(known)
-    assert shares == pytest.approx(composition(known, popularity))
+    assert shares == pytest.approx(Ranking.of(popularity).slot_shares(known))
     assert baseline.bands(np.array([items.max() + 1])).tolist() == [2]
 
 

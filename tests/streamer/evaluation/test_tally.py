@@ -29,12 +29,6 @@ def test_each_event_adds_what_the_formulas_say(ranks):
             assert found[n, m].tolist() == pytest.approx([slow(metric, place, k) for k in KS])
 
 
-def test_the_first_rank_is_worth_one_and_the_third_a_half_in_ndcg():
-    found = values(np.array([1, 3]), (10,))
-    assert found[:, METRICS.index("ndcg"), 0].tolist() == [1.0, 0.5]
-    assert found[:, METRICS.index("mrr"), 0].tolist() == [1.0, pytest.approx(1 / 3)]
-
-
 @settings(max_examples=60)
 @given(st.lists(st.lists(st.tuples(rank, rank, st.booleans()), min_size=1, max_size=20), max_size=12))
 def test_figures_are_means_over_all_events_and_over_the_last_ones(batches):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamer.dead_letters.base import LETTER_BYTES, DeadLetter, Reason
 from streamer.event import NO_USER, Decoded
 from streamer.ingest import batcher as module
-from streamer.ingest.batcher import CATALOGUE_AGE_S, Batcher, MicroBatch, Origin
+from streamer.ingest.batcher import CATALOGUE_AGE_S, FILTERED_BYTES, Batcher, MicroBatch, Origin
 from streamer.sources.base import Partition
 
 A, B, C = Partition("t", 0), Partition("t", 1), Partition("other", 0)
@@ -32,7 +32,7 @@ class Record(NamedTuple):
 
 def decoded_of(records: list[Record]) -> Decoded:
     """Consecutive records of one partition as the decoder gives them."""
-    out = Decoded(records[0].partition)
+    out = Decoded(partition=records[0].partition)
     features: list = []
     filtered = 0
     for r in records:
@@ -77,21 +77,6 @@ def plain(partition: Partition, first: int, count: int) -> Decoded:
     return decoded_of([Record(partition, first + n) for n in range(count)])
 
 
-# -- closing by size
-
-
-def test_batch_closes_when_full_and_the_rest_waits():
-    batcher = Batcher(4)
-    batcher.add(plain(A, 10, 9))
-    first, second = batcher.take(), batcher.take()
-    assert first is not None
-    assert second is not None
-    assert batcher.take() is None
-    assert (first.offsets, second.offsets) == ([10, 11, 12, 13], [14, 15, 16, 17])
-    assert (first.positions, second.positions) == ({A: 14}, {A: 18})
-    assert (first.filtered, first.dead_letters, first.consumed, batcher.queued_events) == (0, [], 4, 1)
-
-
 def test_offsets_ascend_within_an_origin_also_when_a_partition_begins_anew():
     batcher = Batcher(9)
     for decoded in (plain(A, 100, 2), plain(A, 102, 1), plain(A, 0, 3)):
@@ -118,12 +103,16 @@ def test_batch_closes_when_oldest_record_reaches_max_age():
     assert batch is not None
     assert batch.positions == {A: 1, B: 1}
     assert (batcher.take(), batcher.next_deadline()) == (None, None)
+    ageless = Batcher(100, None, clock)
+    ageless.add(plain(A, 0, 1))
+    clock.now = math.inf
+    assert (ageless.take(), ageless.next_deadline()) == (None, None)
 
 
 def test_catalogue_events_alone_do_not_wait_for_a_batch_to_fill():
     clock = Clock()
     batcher = Batcher(10, max_age_s=5.0, clock=clock)
-    described = Decoded(C, [NO_USER], ["i"], [0.0], None, [{"brand": "x"}], [7], [7], [1], [0], [0])
+    described = Decoded([NO_USER], ["i"], [0.0], None, [{"brand": "x"}], [7], [7], [1], [0], [0], partition=C)
     batcher.add(described)
     assert batcher.take() is None
     clock.now += CATALOGUE_AGE_S
@@ -139,45 +128,26 @@ def test_catalogue_events_alone_do_not_wait_for_a_batch_to_fill():
 def test_age_of_what_remains_is_its_own():
     clock = Clock()
     batcher = Batcher(3, 2.0, clock)
-    batcher.add(plain(A, 0, 2), now_s=900.0)
-    batcher.add(plain(A, 2, 2), now_s=999.0)
-    assert batcher.next_deadline() == 900.0  # full: at once
+    batcher.add(plain(A, 0, 2))
+    clock.now = 1001.5
+    batcher.add(plain(A, 2, 2))
+    assert batcher.next_deadline() == 1000.0  # full: at once
     batch = batcher.take()
     assert batch is not None
     assert len(batch) == 3
-    assert batcher.next_deadline() == 1001.0
+    assert batcher.next_deadline() == 1003.5
     assert batcher.take() is None
-
-
-def test_without_max_age_nothing_closes_by_age():
-    clock = Clock()
-    batcher = Batcher(3, None, clock)
-    batcher.add(plain(A, 0, 2))
-    clock.now = math.inf
-    assert (batcher.take(), batcher.next_deadline()) == (None, None)
 
 
 # -- dropping
 
 
-def test_drop_forgets_the_untrained_of_a_partition_only():
-    batcher = Batcher(3)
-    for decoded in (plain(A, 0, 4), plain(B, 0, 1), decoded_of([Record(A, 4, 1, 3, 2)]), plain(C, 8, 2)):
-        batcher.add(decoded)
-    trained = batcher.take()
-    assert trained is not None
-    assert trained.positions == {A: 3}
-    assert batcher.drop([A]) == 2 + 3 + 2, "two events, three filtered ones, two dead letters"
-    assert batcher.queued_events == 3
-    (batch,) = drain(batcher)
-    assert (batch.positions, batch.consumed, batch.filtered) == ({B: 1, C: 10}, 3, 0)
-    assert batch.origins == [Origin(B, 0, 1), Origin(C, 1, 3)]
-
-
 def test_deadline_after_drop_is_of_the_oldest_that_stays():
-    batcher = Batcher(10, 1.0, Clock())
-    batcher.add(plain(A, 0, 1), now_s=5.0)
-    batcher.add(plain(B, 0, 1), now_s=6.0)
+    clock = Clock(5.0)
+    batcher = Batcher(10, 1.0, clock)
+    batcher.add(plain(A, 0, 1))
+    clock.now = 6.0
+    batcher.add(plain(B, 0, 1))
     batcher.drop([A])
     assert batcher.next_deadline() == 7.0
     batcher.drop([B])
@@ -200,7 +170,7 @@ def streams(draw: st.DrawFn) -> list[Record]:
     return records
 
 
-def slow_batches(records: list[Record], size: int, filtered: int, letter_bytes: int) -> list[MicroBatch]:
+def slow_batches(records: list[Record], size: int, max_bytes: int) -> list[MicroBatch]:
     """The obvious batcher: record after record, each batch on its own."""
     groups: list[list[Record]] = []
     full = True
@@ -209,11 +179,8 @@ def slow_batches(records: list[Record], size: int, filtered: int, letter_bytes: 
             groups.append([])
         group = groups[-1]
         group.append(record)
-        full = (
-            sum(r.events for r in group) >= size
-            or sum(r.filtered for r in group) >= filtered
-            or sum(r.letters for r in group) * (LETTER_BYTES + 15) >= letter_bytes
-        )
+        untrained = sum(r.filtered * FILTERED_BYTES + r.letters * (LETTER_BYTES + 15) for r in group)
+        full = sum(r.events for r in group) >= size or untrained >= max_bytes
     return [slow_batch(group) for group in groups]
 
 
@@ -237,23 +204,22 @@ def slow_batch(group: list[Record]) -> MicroBatch:
     return batch
 
 
-@given(streams(), st.data(), st.integers(1, 8), st.sampled_from([3, 10**6]), st.sampled_from([1500, 10**6]))
-def test_batches_follow_from_the_records_alone(records: list, data, size: int, filtered: int, letter_bytes: int):
+@given(streams(), st.data(), st.integers(1, 8), st.sampled_from([3 * FILTERED_BYTES, 1500, 10**6]))
+def test_batches_follow_from_the_records_alone(records: list, data, size: int, max_bytes: int):
     """However records are chunked, and whenever batches are taken, they are those of the obvious batcher."""
     flags = st.lists(st.booleans(), min_size=len(records), max_size=len(records))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "MAX_FILTERED", filtered)
-        patch.setattr(module, "MAX_LETTER_BYTES", letter_bytes)
-        batcher = Batcher(size)
     batches: list[MicroBatch] = []
-    for decoded in chunks_of(records, data.draw(flags)):
-        batcher.add(decoded)
-        if data.draw(st.booleans()):
-            batches += iter(batcher.take, None)
-    batches += iter(batcher.take, None)
-    assert batcher.queued_events < size
-    batches += drain(batcher)
-    assert batches == slow_batches(records, size, filtered, letter_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MAX_UNTRAINED_BYTES", max_bytes)
+        batcher = Batcher(size)
+        for decoded in chunks_of(records, data.draw(flags)):
+            batcher.add(decoded)
+            if data.draw(st.booleans()):
+                batches += iter(batcher.take, None)
+        batches += iter(batcher.take, None)
+        assert batcher.queued_events < size
+        batches += drain(batcher)
+    assert batches == slow_batches(records, size, max_bytes)
     assert batcher.queued_events == 0
 
 

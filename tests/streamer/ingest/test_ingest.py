@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import random
 import threading
 import time
 from collections import Counter
@@ -12,7 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from line_harness import TOPIC, append, events, memory_log, until, values_of
+from memory_source import MemoryLog, MemorySource
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder, EventSettings, encode
@@ -22,7 +24,6 @@ from streamer.ingest.ingest import Ingest, Owner
 from streamer.ingest.offsets import OffsetLedger
 from streamer.ingest.reader import Reader, StopCondition
 from streamer.sources.base import Chunk, Partition, RebalanceListener
-from streamer.sources.memory import MemoryLog, MemorySource
 
 P0, P1, P2 = (Partition(TOPIC, number) for number in range(3))
 
@@ -108,6 +109,14 @@ class Line:
         return {p: at for p, at in self.ingest.assigned().items() if at is not None}
 
 
+def line_of(count: int, partitions: int = 1, **options: Any) -> Line:
+    """A line on a log with this many events."""
+    log = memory_log(values_of(events(count)), partitions)
+    line = Line(Watched(log, TOPIC), **options)
+    line.log = log
+    return line
+
+
 class SlowOwner(Owner):
     """Lets partitions go only when the test says so."""
 
@@ -136,7 +145,7 @@ def all_of(log: MemoryLog) -> list[tuple[Partition, int]]:
 
 class TestQueue:
     def test_never_more_than_the_limit_and_one_poll_wait(self):
-        line = Line(Watched(memory_log(values_of(events(2000))), TOPIC), max_queued_events=100, until_end=True)
+        line = line_of(2000, max_queued_events=100, until_end=True)
         largest = 0
         with started(line):
             until(lambda: line.queued >= 100)
@@ -149,7 +158,7 @@ class TestQueue:
 
     def test_a_full_queue_is_no_reason_not_to_poll(self):
         """Polls for nothing keep the membership of a group, and serve its rebalances."""
-        line = Line(Watched(memory_log(values_of(events(400))), TOPIC), max_queued_events=40)
+        line = line_of(400, max_queued_events=40)
         with started(line):
             until(lambda: line.queued >= 40)
             for _ in range(3):
@@ -161,7 +170,7 @@ class TestQueue:
         """Dead letters are events' equals in memory: reading pauses when a batch is full of them."""
         log = memory_log([b"no event " * 1000] * 400)
         source = Watched(log, TOPIC)
-        monkeypatch.setattr("streamer.ingest.batcher.MAX_LETTER_BYTES", 100_000)
+        monkeypatch.setattr("streamer.ingest.batcher.MAX_UNTRAINED_BYTES", 100_000)
         with started(Line(source, max_queued_events=16)):
             until(lambda: source.polls[0] > 2)
             assert source.positions()[P0] <= 16
@@ -172,12 +181,11 @@ class TestQueue:
 
 class TestUntilEnd:
     def test_it_stops_at_the_end_as_it_was_at_the_start_although_the_log_grows(self):
-        log = memory_log(values_of(events(300)), partitions=3)
-        line = Line(Watched(log, TOPIC), max_queued_events=40, until_end=True)
+        line = line_of(300, partitions=3, max_queued_events=40, until_end=True)
         with started(line):
             until(lambda: line.queued >= 40)
             for _ in range(50):
-                append(log, values_of(events(6)))
+                append(line.log, values_of(events(6)))
                 line.step()
             line.run()
         assert sorted(line.trained) == [(p, offset) for p in (P0, P1, P2) for offset in range(100)]
@@ -205,18 +213,16 @@ class TestUntilEnd:
         assert line.positions == {P0: 13}
 
     def test_it_does_not_stop_while_partitions_are_away_for_a_rebalance(self):
-        log = memory_log(values_of(events(200)), partitions=2)
-        source = Watched(log, TOPIC)
-        line = Line(source, max_queued_events=20, until_end=True)
+        line = line_of(200, partitions=2, max_queued_events=20, until_end=True)
         with started(line):
             until(lambda: len(line.trained) > 40, line.step)
             line.lose(P0, P1)
             for _ in range(20):
                 line.step()
                 assert not line.ingest.finished
-            source.assign([P0, P1])
+            line.source.assign([P0, P1])
             line.run()
-        assert sorted(line.trained) == all_of(log)
+        assert sorted(line.trained) == all_of(line.log)
 
     def test_it_does_not_stop_when_what_waits_is_dropped_during_the_last_step_before_a_rebalance(self):
         """Everything is read and waits; then it is dropped while a batch is trained, and the next is asked for."""
@@ -241,36 +247,41 @@ class TestUntilEnd:
 
 
 class TestMaxEvents:
-    def test_it_stops_after_so_many_events(self):
-        line = Line(Watched(memory_log(values_of(events(500)), partitions=2), TOPIC), max_events=123)
-        with started(line):
-            line.run()
-        assert len(line.trained) == 123
-        assert sum(line.positions.values()) == 123
+    @given(st.lists(st.integers(1, 4), min_size=1, max_size=12), st.integers(1, 30))
+    def test_records_are_taken_up_to_the_one_with_which_it_is_enough(self, sizes, most):
+        values = [b"[" + b",".join([encode("u", "i", 1.0)] * size) + b"]" for size in sizes]
+        count = len(sizes)
+        chunk = Chunk(P0, list(range(count)), [0] * count, [None] * count, values)
+        condition = StopCondition(max_events=most)
+        found = condition.before_max(chunk, EventDecoder().decode(chunk))
+        needed = next((k + 1 for k in range(count) if sum(sizes[: k + 1]) >= most), count)
+        assert len(found) == needed
+        condition.count(sum(sizes[:needed]))
+        assert (condition.at_most(1) == 0) == (sum(sizes) >= most)
 
-    def test_a_record_is_not_split_and_no_further_one_is_read(self):
-        record = b"[" + b",".join(values_of(events(10))) + b"]"
-        line = Line(Watched(memory_log([record] * 20), TOPIC), max_events=25)
+    @pytest.mark.parametrize(
+        ("values", "most", "trained", "accounted", "position"),
+        [
+            (values_of(events(500)), 123, 123, 123, 123),
+            ([b"[" + b",".join(values_of(events(10))) + b"]"] * 20, 25, 30, 30, 3),  # no record is split
+            ([*values_of(events(10)), *[b"no event"] * 20], 22, 10, 22, 22),
+            ([encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "view")] * 10, 15, 8, 15, 15),
+        ],
+    )
+    def test_it_stops_after_so_many_events_whatever_becomes_of_them(self, values, most, trained, accounted, position):
+        settings = EventSettings(event_types=("buy",) if b"view" in values[1] else ())
+        line = Line(Watched(memory_log(values), TOPIC), 8, settings, max_events=most)
         with started(line):
             line.run()
-        assert line.accounted == 30
-        assert line.positions == {P0: 3}
+        assert (len(line.trained), line.accounted, line.positions) == (trained, accounted, {P0: position})
 
     def test_events_that_a_rebalance_drops_do_not_count(self):
-        source = Watched(memory_log(values_of(events(500)), partitions=2), TOPIC)
-        line = Line(source, batch_size=10, max_events=100)
+        line = line_of(500, partitions=2, batch_size=10, max_events=100)
         with started(line):
             until(lambda: line.queued == 100)
             line.lose(P0)
             line.run()
         assert line.trained == [(P1, k) for k in range(100)]
-
-    def test_filtered_events_and_dead_letters_count(self):
-        values = [encode("u", "i", 1.0, event_type=kind) for kind in ("buy", "view")] * 10 + [b"no event"] * 5
-        line = Line(Watched(memory_log(values), TOPIC), 8, EventSettings(event_types=("buy",)), max_events=22)
-        with started(line):
-            line.run()
-        assert (len(line.trained), line.accounted) == (10, 22)
 
 
 # where it goes on -----------------------------------------------------------------------------------------------------
@@ -278,8 +289,7 @@ class TestMaxEvents:
 
 class TestPositions:
     def test_it_goes_on_at_the_checkpoint_and_elsewhere_by_the_sources_policy(self):
-        log = memory_log(values_of(events(60)), partitions=2)
-        line = Line(Watched(log, TOPIC), offsets=OffsetLedger({P0: 17}), until_end=True)
+        line = line_of(60, partitions=2, offsets=OffsetLedger({P0: 17}), until_end=True)
         with started(line):
             line.run()
         assert sorted(line.trained) == [(P0, k) for k in range(17, 30)] + [(P1, k) for k in range(30)]
@@ -309,7 +319,7 @@ class TestPositions:
             until(lambda: line.positions == {P0: 0, P1: 0})
 
     def test_positions_are_those_of_the_batches_that_ended_well(self):
-        line = Line(Watched(memory_log(values_of(events(60))), TOPIC), batch_size=10)
+        line = line_of(60, batch_size=10)
         with started(line):
             until(lambda: line.step() is not None)
             assert line.positions == {P0: 10}
@@ -323,9 +333,7 @@ class TestPositions:
 
 class TestRevocation:
     def test_what_waits_of_a_revoked_partition_is_dropped_and_counted_nowhere(self):
-        log = memory_log(values_of(events(200)), partitions=2)
-        source = Watched(log, TOPIC)
-        line = Line(source, until_end=True)
+        line = line_of(200, partitions=2, until_end=True)
         with started(line):
             until(lambda: line.step() is not None)
             until(lambda: line.queued == 192)
@@ -334,22 +342,20 @@ class TestRevocation:
             line.run()
         assert sorted(line.trained) == [(P0, k) for k in range(4)] + [(P1, k) for k in range(100)]
         assert line.accounted == 104
-        assert log.committed["streamer"][P0] == 4, "what was trained of it, and no more, is committed"
+        assert line.log.committed["streamer"][P0] == 4, "what was trained of it, and no more, is committed"
 
     def test_it_waits_for_the_batch_in_flight(self):
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, batch_size=10)
+        line = line_of(100, batch_size=10)
         with started(line):
             until(lambda: line.queued == 100)
             with line.ingest.batch(1) as batch:
-                source.revoke([P0])
+                line.source.revoke([P0])
                 until(lambda: line.queued == 0)
                 time.sleep(0.05)
                 assert line.positions == {P0: 0}, "still ours while it is trained"
                 assert batch is not None
             until(lambda: not line.positions, line.step)
-        assert log.committed["streamer"] == {P0: 10}
+        assert line.log.committed["streamer"] == {P0: 10}
 
     def test_it_does_not_wait_for_a_batch_of_other_partitions(self):
         log = memory_log([], partitions=2)
@@ -363,133 +369,45 @@ class TestRevocation:
                 until(lambda: line.ingest.handover_wanted)
 
     def test_it_waits_until_the_trainer_has_handed_over(self):
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, batch_size=10)
+        line = line_of(100, batch_size=10)
         with started(line):
             until(lambda: line.step() is not None)
-            source.revoke([P0])
+            line.source.revoke([P0])
             until(lambda: line.ingest.handover_wanted)
             offsets = line.ingest.take_snapshot()
             assert offsets.positions == offsets.releasing == {P0: 10}
             assert not line.ingest.handover_wanted, "once is enough"
-            polls = source.polls.total()
+            polls = line.source.polls.total()
             time.sleep(0.05)
-            assert source.polls.total() == polls
+            assert line.source.polls.total() == polls
             line.ingest.handed_over(offsets.releasing)
-            until(lambda: source.polls.total() > polls)
+            until(lambda: line.source.polls.total() > polls)
 
     def test_it_does_not_wait_for_ever(self, monkeypatch, caplog):
         monkeypatch.setattr(handover, "HANDOVER_S", 0.05)
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, batch_size=10)
+        line = line_of(100, batch_size=10)
         with started(line):
             until(lambda: line.step() is not None)
-            source.revoke([P0])
+            line.source.revoke([P0])
             until(lambda: "the last commit: interactions[0] (trained up to offset 10)" in caplog.text)
-            polls = source.polls.total()
-            until(lambda: source.polls.total() > polls)
+            polls = line.source.polls.total()
+            until(lambda: line.source.polls.total() > polls)
             assert line.ingest.take_snapshot() == ({P0: 10}, {})
             line.ingest.commit({P0: 10})
-        assert log.committed == {}, "what is saved too late is not ours to commit"
+        assert line.log.committed == {}, "what is saved too late is not ours to commit"
 
     @pytest.mark.parametrize(("committed", "resumed"), [(70, 70), (3, 10)])
     def test_a_partition_that_comes_back_goes_on_behind_what_others_have_trained_and_never_before_what_we_have(
         self, committed, resumed
     ):
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, batch_size=10, until_end=True)
+        line = line_of(100, batch_size=10, until_end=True)
         with started(line):
             until(lambda: line.step() is not None)
             line.lose(P0)
-            log.committed["streamer"][P0] = committed
-            source.assign([P0])
+            line.log.committed["streamer"][P0] = committed
+            line.source.assign([P0])
             line.run()
         assert [offset for _, offset in line.trained] == [*range(10), *range(resumed, 100)]
-
-
-class TestLoss:
-    def test_what_waits_is_not_trained_while_the_group_may_have_given_it_to_others(self):
-        source = Watched(memory_log(values_of(events(100))), TOPIC)
-        line = Line(source, batch_size=10)
-        with started(line):
-            until(lambda: line.queued == 100)
-            source.is_member = False
-            assert line.step() is None
-            source.is_member = True
-            assert line.step() is not None
-
-    def test_what_waits_of_a_lost_partition_is_dropped_and_nothing_of_it_is_saved_or_committed(self):
-        """As after a pause longer than a session: another trainer has trained up to 70 meanwhile."""
-        log = memory_log(values_of(events(100)))
-        source = Watched(log, TOPIC)
-        line = Line(source, batch_size=10, until_end=True)
-        with started(line):
-            until(lambda: line.queued == 100)
-            with line.ingest.batch(1) as batch:
-                line.train(batch)
-                source.is_member = False
-                log.committed["streamer"] = {P0: 70}
-                source.lose([P0])
-                until(lambda: line.queued == 0)
-            until(lambda: not line.positions)
-            assert line.ingest.take_snapshot() == ({P0: 10}, {}), "nothing waits to be saved"
-            line.ingest.commit({P0: 10})
-            assert log.committed["streamer"] == {P0: 70}
-            assert not line.ingest.handover_wanted
-            source.assign([P0])
-            source.is_member = True
-            line.run()
-        assert [offset for _, offset in line.trained] == [*range(10), *range(70, 100)]
-
-
-class Coordinator:
-    """Moves partitions between members at random, as a group would: taken from one before another gets them."""
-
-    def __init__(self, rng: random.Random, lines: list[Line], partitions: list[Partition]) -> None:
-        self.rng, self.lines = rng, lines
-        self.owner: dict[Partition, Line] = dict.fromkeys(partitions, lines[0])
-
-    def rebalance(self) -> None:
-        moved = self.rng.sample(sorted(self.owner), self.rng.randint(1, len(self.owner)))
-        for line in self.lines:
-            if gone := [p for p in moved if self.owner[p] is line]:
-                line.source.revoke(gone)
-                until(lambda gone=gone, line=line: not set(gone) & set(line.positions), self.step)
-                until(lambda line=line: not line.ingest.handover_wanted, self.step)
-        for partition in moved:
-            self.owner[partition] = self.rng.choice(self.lines)
-            self.owner[partition].source.assign([partition])
-
-    def step(self) -> None:
-        self.rng.choice(self.lines).step(0.002)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("members", [1, 2, 3])
-@pytest.mark.parametrize("seed", range(4))
-def test_under_any_schedule_of_rebalances_every_event_is_trained_exactly_once(members, seed):
-    rng = random.Random(seed)
-    log = memory_log(values_of(events(3000)), partitions=3)
-    sources = [Watched(log, TOPIC, partitions=None if k == 0 else ()) for k in range(members)]
-    lines = [Line(source, batch_size=rng.randint(1, 40), max_queued_events=rng.randint(1, 400)) for source in sources]
-    for line in lines:
-        line.reader.start()
-    group = Coordinator(rng, lines, [P0, P1, P2])
-    for _ in range(25):
-        for _ in range(rng.randint(0, 8)):
-            group.step()
-        group.rebalance()
-    for line in lines:
-        line.ingest.batcher._max_age_s = 0.0  # what does not fill a batch is trained now
-    until(lambda: sum(len(line.trained) for line in lines) >= 3000, group.step)
-    for line in lines:
-        line.reader.stop()
-    assert sorted(event for line in lines for event in line.trained) == all_of(log)
-    for line in lines:
-        assert line.accounted == len(line.trained)
 
 
 # sources that fail ----------------------------------------------------------------------------------------------------
@@ -556,8 +474,7 @@ class TestFailures:
             def decode(self, chunk: Chunk) -> Any:
                 raise RuntimeError("a bug in the decoder")
 
-        source = Watched(memory_log(values_of(events(5))), TOPIC)
-        line = Line(source, decoder=Broken())
+        line = line_of(5, decoder=Broken())
         with started(line), pytest.raises(RuntimeError, match="a bug in the decoder"), line.ingest.batch(30):
             pass
 

@@ -9,12 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
-from group_harness import PATIENCE_S, Ranks, assert_same_model, assert_served, model, signal_at
+from commands import signal_at
+from group_harness import Ranks, assert_same_model, assert_served, model
+from line_harness import until
 from serve_harness import Server
 
-from streamer.event import encode, encode_item
+from streamer.event import encode
 from streamer.learner import Learner
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 from streamer.snapshot.lease import generation_of
 from streamer.sources.embedded.log import EmbeddedLog
 
@@ -39,35 +41,33 @@ def log(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(forker, log, tmp_path_factory) -> dict[str, object]:
+def undisturbed(log, tmp_path_factory) -> dict[str, object]:
     checkpoints = tmp_path_factory.mktemp("one") / "checkpoints"
-    assert Ranks(forker, log, checkpoints, 1, "--trainers", "1").wait_all() == [0]
+    assert Ranks(log, checkpoints, 1, "--trainers", "1").wait_all() == [0]
     return model(checkpoints)
 
 
-def test_ranks_train_the_same_model_as_one(forker, log, undisturbed, tmp_path):
+def test_ranks_train_the_same_model_as_one(log, undisturbed, tmp_path):
     assert undisturbed["accounting"]["trained"] == EVENTS - EVENTS // 100
     assert undisturbed["accounting"]["dead_letters"] == {"not_json": EVENTS // 100}
     for size in (2, 3):
         checkpoints = tmp_path / str(size)
-        assert Ranks(forker, log, checkpoints, size).wait_all() == [0] * size
+        assert Ranks(log, checkpoints, size).wait_all() == [0] * size
         assert model(checkpoints) == undisturbed
 
 
-def test_killed_at_random_moments_and_with_other_numbers_of_ranks_the_model_is_the_same(
-    forker, log, undisturbed, tmp_path
-):
+def test_killed_at_random_moments_and_with_other_numbers_of_ranks_the_model_is_the_same(log, undisturbed, tmp_path):
     rng, checkpoints = random.Random(1), tmp_path / "checkpoints"
     often = ["--checkpoint-every-events", "200", "--keep-checkpoints", "1"]
     for size in (2, 3, 2, 1, 2, 3):
-        ranks = Ranks(forker, log, checkpoints, size, *often)
+        ranks = Ranks(log, checkpoints, size, *often)
         if ranks.wait(0, rng.uniform(0.2, 2.0)) is None:
             ranks.kill(victim := rng.randrange(size))
             time.sleep(rng.uniform(0, 0.2))  # the others go on as far as they can
             for rank in set(range(size)) - {victim}:
                 ranks.kill(rank)  # as the launcher does
         ranks.wait_all()
-    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert Ranks(log, checkpoints, 2, *often).wait_all() == [0, 0]
     assert model(checkpoints) == undisturbed
 
 
@@ -80,10 +80,10 @@ def test_killed_at_random_moments_and_with_other_numbers_of_ranks_the_model_is_t
         pytest.param("torch.distributed:isend", 40, id="inside a collective"),
     ],
 )
-def test_killed_at_the_worst_moments_the_model_is_the_same(forker, log, undisturbed, tmp_path, target, nth, victim):
+def test_killed_at_the_worst_moments_the_model_is_the_same(log, undisturbed, tmp_path, target, nth, victim):
     checkpoints = tmp_path / "checkpoints"
     often = ["--checkpoint-every-events", "300", "--keep-checkpoints", "9"]
-    ranks = Ranks(forker, log, checkpoints, 2, *often, preludes={victim: signal_at(target, nth)})
+    ranks = Ranks(log, checkpoints, 2, *often, preludes={victim: signal_at(target, nth)})
     assert ranks.wait(victim) == -signal.SIGKILL
     assert ranks.wait(1 - victim) == 1
     assert "lost another trainer" in ranks.errors(1 - victim)
@@ -92,34 +92,31 @@ def test_killed_at_the_worst_moments_the_model_is_the_same(forker, log, undistur
     manifests, parts = list(checkpoints.glob("ckpt-*")), list((checkpoints / "rank-1").glob("ckpt-*"))
     if victim == 0 and "rename" in target:
         assert (len(manifests), len(parts)) == (1, 2), "all parts are there, only the manifest is not"
-    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert Ranks(log, checkpoints, 2, *often).wait_all() == [0, 0]
     assert model(checkpoints) == undisturbed
 
 
-def test_without_its_manifest_a_checkpoint_counts_for_nothing(forker, log, undisturbed, tmp_path):
+def test_without_its_manifest_a_checkpoint_counts_for_nothing(log, undisturbed, tmp_path):
     """As if killed between the last rank's part and the manifest; and then, as if a part were damaged."""
     checkpoints = tmp_path / "checkpoints"
     often = ["--checkpoint-every-events", "500", "--keep-checkpoints", "9"]
-    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert Ranks(log, checkpoints, 2, *often).wait_all() == [0, 0]
     *before, newest = sorted(checkpoints.glob("ckpt-*"))
     assert len(before) > 2
     newest.unlink()
-    assert Ranks(forker, log, checkpoints, 2, *often).wait_all() == [0, 0]
+    assert Ranks(log, checkpoints, 2, *often).wait_all() == [0, 0]
     assert model(checkpoints) == undisturbed
     *_, part = sorted((checkpoints / "rank-1").glob("ckpt-*"))
     part.write_bytes(part.read_bytes()[:-10])
-    again = Ranks(forker, log, checkpoints, 2, *often)
+    again = Ranks(log, checkpoints, 2, *often)
     assert again.wait_all() == [0, 0]
     assert "unusable" in again.errors(0)
     assert model(checkpoints) == undisturbed
 
 
-def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(forker, log, tmp_path):
-    ranks = Ranks(forker, log, tmp_path / "checkpoints", 2, "--group-timeout", "2")
-    deadline = time.monotonic() + PATIENCE_S
-    while "Assigned" not in ranks.errors(0):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(log, tmp_path):
+    ranks = Ranks(log, tmp_path / "checkpoints", 2, "--group-timeout", "2")
+    until(lambda: "Assigned" in ranks.errors(0))
     os.kill(ranks.pids[1], signal.SIGSTOP)
     stopped = time.monotonic()
     assert ranks.wait(0) == 1
@@ -131,20 +128,17 @@ def test_a_rank_that_slept_stops_itself_and_the_others_do_not_wait_for_ever(fork
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_group_that_slept_is_superseded_and_can_neither_save_nor_commit(forker, log, undisturbed, tmp_path, size):
+def test_a_group_that_slept_is_superseded_and_can_neither_save_nor_commit(log, undisturbed, tmp_path, size):
     """All ranks of a start are stopped, as on a machine that was paused, and the group starts again elsewhere."""
     checkpoints = tmp_path / "checkpoints"
     often = ["--trainers", str(size), "--group-timeout", "2", "--checkpoint-every-events", "300"]
     letters = ["--dead-letters", str(tmp_path / "zombies.jsonl")]
-    zombies = Ranks(forker, log, checkpoints, size, *often, *letters, "--no-until-end")
-    deadline = time.monotonic() + PATIENCE_S
-    while not list(checkpoints.glob("ckpt-*")):
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
+    zombies = Ranks(log, checkpoints, size, *often, *letters, "--no-until-end")
+    until(lambda: list(checkpoints.glob("ckpt-*")), lambda: time.sleep(0.005))
     for pid in zombies.pids:
         os.kill(pid, signal.SIGSTOP)
     stopped = time.monotonic()
-    again = Ranks(forker, log, tmp_path / "checkpoints", size, *often, name="again")
+    again = Ranks(log, tmp_path / "checkpoints", size, *often, name="again")
     assert again.wait_all() == [0] * size, again.errors(0)
     assert "takes its place" in again.errors(0)
     saved = {path.name: path.read_bytes() for path in checkpoints.glob("ckpt-*")}
@@ -159,59 +153,56 @@ def test_a_group_that_slept_is_superseded_and_can_neither_save_nor_commit(forker
     assert model(checkpoints) == undisturbed
 
 
-def test_a_group_whose_directory_another_one_uses_does_not_start(forker, log, tmp_path):
+def test_a_group_whose_directory_another_one_uses_does_not_start(log, tmp_path):
     """One that lives is not superseded, however often it is tried."""
     idle = ["--trainers", "1", "--group-timeout", "5", "--start", "latest", "--dead-letters"]
-    living = Ranks(forker, log, tmp_path / "checkpoints", 1, *idle, str(tmp_path / "living.jsonl"), "--no-until-end")
-    deadline = time.monotonic() + PATIENCE_S
-    while "Assigned" not in living.errors(0):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    living = Ranks(log, tmp_path / "checkpoints", 1, *idle, str(tmp_path / "living.jsonl"), "--no-until-end")
+    until(lambda: "Assigned" in living.errors(0))
     letters = str(tmp_path / "second.jsonl")
-    second = Ranks(forker, log, tmp_path / "checkpoints", 1, *idle, letters, name="second")
+    second = Ranks(log, tmp_path / "checkpoints", 1, *idle, letters, name="second")
     assert second.wait_all() == [1]
     assert f"another process (pid {living.pids[0]}) uses" in second.errors(0)
     os.kill(living.pids[0], signal.SIGTERM)
     assert living.wait_all() == [0]
 
 
-def test_what_a_group_publishes_is_served_also_after_a_crash_and_with_another_number_of_ranks(forker, log, tmp_path):
+def test_what_a_group_publishes_is_served_also_after_a_crash_and_with_another_number_of_ranks(log, tmp_path):
     checkpoints, points = tmp_path / "checkpoints", tmp_path / "points"
     publish = ["--publish-dir", str(points), "--publish-every", "0.05", "--checkpoint-every-events", "500"]
-    ranks = Ranks(forker, log, checkpoints, 2, *publish, "--max-events", "1500")
+    ranks = Ranks(log, checkpoints, 2, *publish, "--max-events", "1500")
     assert ranks.wait_all() == [0, 0]
     server, rng = Server(points), random.Random(2)
     assert_served(server, checkpoints, generation=1)
-    killed = Ranks(forker, log, checkpoints, 3, *publish)
+    killed = Ranks(log, checkpoints, 3, *publish)
     killed.wait(0, rng.uniform(0.5, 1.5))
     for rank in range(3):
         killed.kill(rank)
     killed.wait_all()
     assert generation_of(points) <= 2
-    again = Ranks(forker, log, checkpoints, 3, *publish)
+    again = Ranks(log, checkpoints, 3, *publish)
     assert again.wait_all() == [0, 0, 0], again.errors(0)
     assert_served(server, checkpoints, generation=generation_of(points))
     of_checkpoints = Server(checkpoints)
-    newest = CheckpointStore(checkpoints, readonly=True).load()
+    newest = SnapshotDirectory(checkpoints).load()
     assert_served(of_checkpoints, checkpoints, generation=newest.end.generation)
     of_checkpoints.close()
     server.close()
 
 
-def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(forker, tmp_path):
+def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(tmp_path):
     with EmbeddedLog(tmp_path / "log") as log:
         for topic in ("interactions", "items"):
             log.create_topic(topic, 3)
         for k in range(60):
-            item = encode_item(
-                f"i{k}", item_features={"kind": f"k{k % 4}"}, title=f"the title of i{k}", deleted=k % 20 == 7
+            item = encode(
+                None, f"i{k}", item_features={"kind": f"k{k % 4}"}, title=f"the title of i{k}", deleted=k % 20 == 7
             )
             log.append("items", [(f"i{k}".encode(), item, 1_700_000_000_000)], k % 3)
             event = encode(f"u{k % 5}", f"i{k % 12}", 1_700_000_000 + k)
             log.append("interactions", [(f"u{k % 5}".encode(), event, 1_700_000_000_000 + 1000 * k)], k % 5 % 3)
     catalogue = ["--catalogue-topic", "items", "--item-feature", "kind"]
     for size in (1, 2):
-        ranks = Ranks(forker, tmp_path / "log", tmp_path / str(size), size, *catalogue, "--trainers", str(size))
+        ranks = Ranks(tmp_path / "log", tmp_path / str(size), size, *catalogue, "--trainers", str(size))
         assert ranks.wait_all() == [0] * size, ranks.errors(0)
     assert_same_model(tmp_path / "2", tmp_path / "1")
     learner = Learner.load(tmp_path / "2")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 from memory_place import MemoryPlace
@@ -30,10 +29,10 @@ def publish(size: int, place: MemoryPlace, **settings) -> list[Learner]:
         positions = lambda: {Partition("t", 0): learner.state.trainer.steps}  # noqa: E731
         for number, step in enumerate(steps()):
             learner.learn_batch(own_batch(step, group))
-            publisher.base_wanted = number % 4 == 0
+            if number % 4 == 0:
+                publisher._begin_sweep(in_haste=True)
             publisher.flush()
-            due = int(group.gather_equal(np.array([publisher.due()]))[0][0])
-            publisher.step(positions, Due(due))
+            publisher.step(positions, Due(group.gather_values(publisher.due())[0]))
         publisher.close(positions)
         return learner
 

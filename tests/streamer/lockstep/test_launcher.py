@@ -6,26 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from crash_harness import Command
+from commands import Command
 from group_harness import TINY, assert_same_model
+from line_harness import until
 
 from streamer.event import encode
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 from streamer.sources.embedded.log import EmbeddedLog
-
-PATIENCE_S = 90.0
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def ranks_of(pid: int) -> list[int]:
@@ -59,9 +49,9 @@ def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_
 
     with start("one", 1) as undisturbed:
         assert undisturbed.ended()[0] == 0, undisturbed.said()
-    store = CheckpointStore(tmp_path / "two", readonly=True)
+    store = SnapshotDirectory(tmp_path / "two")
     with start("two", 2, "--no-until-end") as launcher:
-        pid = launcher.process.pid
+        pid = launcher.pid
         launcher.wait_until(lambda: store.numbers() and len(ranks_of(pid)) == 2)
         first = ranks_of(pid)
         # 1. a rank is killed: both are started again, and go on where the manifest is
@@ -72,15 +62,15 @@ def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_
         launcher.wait_until(lambda: _consumed(store) > min(consumed, len(records) - 1))
         assert "start again from the last checkpoint" in launcher.said()
         # 2. the launcher is killed: nobody is left
-        launcher.process.kill()
-        until(lambda: not any(map(is_running, second)), "a rank outlived the launcher")
+        launcher.kill()
+        until(lambda: not any(map(is_running, second)), what="all ranks end with the launcher")
     # 3. a new start goes on where the manifest is
     with start("two", 2) as last:
         assert last.ended()[0] == 0, last.said()
     assert_same_model(tmp_path / "two", tmp_path / "one")
 
 
-def _consumed(store: CheckpointStore) -> int:
+def _consumed(store: SnapshotDirectory) -> int:
     found = store.load()
     return found.meta["accounting"]["consumed"] if found is not None else 0
 
@@ -121,10 +111,10 @@ def test_signals_reach_all_ranks_and_the_run_ends_well_after_the_last_checkpoint
         log.append("interactions", [(b"u", encode(f"u{k % 9}", f"i{k % 7}", 1.0 + k), k) for k in range(500)])
     where = ("--data-dir", tmp_path, "--checkpoint-dir", tmp_path / "checkpoints")
     command = ["run", *where, *TINY, "--trainers", 2, "--max-age", 0.1, "--no-until-end"]
-    store = CheckpointStore(tmp_path / "checkpoints", readonly=True)
+    store = SnapshotDirectory(tmp_path / "checkpoints")
     with Command(command, tmp_path / "log") as launcher:
         launcher.wait_until(lambda: "events" in launcher.said() and "lag 0" in launcher.said())
-        launcher.process.send_signal(signal.SIGTERM)
+        launcher.signal(signal.SIGTERM)
         code, *_ = launcher.ended()
         assert code == 0, launcher.said()
     assert _consumed(store) == 500

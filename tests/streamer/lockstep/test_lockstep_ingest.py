@@ -16,7 +16,7 @@ def test_ranks_whose_events_make_no_step_yet_exchange_now_and_then_only(monkeypa
     settings = PipelineSettings(batch_size=512, max_age_s=0, max_queued_events=4096)
     ingest = LockstepIngest(Group(0, 1, 4), settings, lambda: [partition])
     record = {"record_offsets": [0], "events_upto": [1], "filtered_upto": [0], "letters_upto": [0]}
-    ingest.queues.add(Decoded(partition, ["u"], ["i"], [1.0], offsets=[0], **record))
+    ingest.queues.add(Decoded(["u"], ["i"], [1.0], offsets=[0], partition=partition, **record))
     assert ingest.queued_events == 1
     exchange = ingest._exchange
 

@@ -165,8 +165,8 @@ def test_what_a_catalogue_says_of_an_item_twice_in_a_step_is_learned_in_turn():
         assert sorted(learner.state.items.ids) == ["back", "both"]
         assert learner.state.titles.of(learner.state.items.row_of("both")) == "later"
         assert learner.state.titles.of(learner.state.items.row_of("back")) is None
-        kinds = learner.state.categories["item"]["kind"]
-        codes = learner.state.trainer.model.item.codes(learner.state.items.known(["both", "back"]))[:, 0]
+        kinds = learner.state.vocabulary("item.kind")
+        codes = learner.state.trainer.model.item.features.codes(learner.state.items.known(["both", "back"]))[:, 0]
         assert [kinds.id_of(code) for code in codes.tolist()] == ["k1", "k4"]
 
 

@@ -20,9 +20,9 @@ from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
-from streamer.metrics.sampler_report import turnover
+from streamer.metrics.sampler_report import SamplerReport
 from streamer.metrics.status import Member, Status
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import SnapshotDirectory
 from streamer.snapshot.checkpointer import SaveStats
 from streamer.snapshot.publisher import PublishStatus
 from streamer.sources.base import Partition
@@ -97,9 +97,7 @@ class TestAfterARun:
         for name in ("model", "most-popular"):
             figure = ended.prequential.figure(name).recent
             assert value(ended, "streamer_prequential_hit_rate", recommender=name, k="10") == figure
-            ndcg = value(ended, "streamer_prequential_ndcg", recommender=name, k="10")
-            assert ndcg == ended.prequential.figure(name, metric="ndcg").recent
-            assert 0 < ndcg < figure
+            assert figure > 0
         name, hit_rate = ended.prequential.best_baseline()
         assert value(ended, "streamer_prequential_best_baseline_hit_rate", baseline=name, k="10") == hit_rate > 0
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
@@ -115,10 +113,6 @@ class TestAfterARun:
             assert sum(found[history]) == pytest.approx(1)
 
     def test_the_sampler_is_within_what_is_possible(self, ended):
-        weight = ended.learner.settings.cache_weight
-        loss = {part: value(ended, "streamer_loss_part", part=part) for part in ("batch", "cache")}
-        mixed = (1 - weight) * loss["batch"] + weight * loss["cache"]
-        assert float(ended.monitor._learned.step.loss) == pytest.approx(mixed, rel=1e-4)
         for part in ("batch", "cache"):
             assert 1 <= value(ended, "streamer_sampler_effective_size", part=part) <= 60
             assert 0 <= value(ended, "streamer_sampler_own_share", part=part) <= 1
@@ -138,7 +132,7 @@ class TestAfterARun:
         assert value(ended, "streamer_checkpoints_total", result="failed") == 0
         assert value(ended, "streamer_checkpoint_unsaved_events") == 0
         newest: Path = ended.pipeline.last_checkpoint
-        base, *deltas = [one.size_bytes for one in CheckpointStore(newest.parent, readonly=True).load().chain]
+        base, *deltas = [one.size_bytes for one in SnapshotDirectory(newest.parent).load().chain]
         expected = {"size_bytes": newest.stat().st_size, "base_bytes": base}
         expected |= {"deltas": len(deltas), "delta_bytes": sum(deltas)}
         assert {name: value(ended, f"streamer_checkpoint_{name}") for name in expected} == expected
@@ -214,8 +208,10 @@ class TestStates:
                     values[field.name] = next(numbers)
             return dataclasses.replace(part, **values)
 
+        saves = filled(SaveStats(seconds=0.0, size_bytes=0))
+        sampler = filled(SamplerReport())
         status = filled(
-            Status(loss=0.0, store=filled(StoreStatus()), saves=filled(SaveStats(seconds=0.0, size_bytes=0)))
+            Status(loss=0.0, store=filled(StoreStatus()), saves=saves, sampler=sampler, publishing=PublishStatus())
         )
         status.store.errors |= {"slow": 11, "never heard of": 12, "nor of this": 1}
         monitor.refreshed(status)
@@ -229,6 +225,15 @@ class TestStates:
         assert value("streamer_checkpoints_total", result="failed") == status.saves.failed
         assert value("streamer_store_errors_total", reason="slow") == 11
         assert value("streamer_store_errors_total", reason="other") == 13
+
+    def test_the_parts_of_the_loss_make_the_loss(self, monitor):
+        learner = Learner(small())
+        for _ in range(2):
+            step = learner.learn_batch(micro_batch(events(16))).step
+        monitor.refreshed(Status(draws=step.parts))
+        batch, cache = (monitor.instruments.value("streamer_loss_part", part=part) for part in ("batch", "cache"))
+        weight = learner.settings.cache_weight
+        assert float(step.loss) == pytest.approx((1 - weight) * batch + weight * cache, rel=1e-4)
 
     def test_the_age_of_a_checkpoint_goes_on_while_nothing_moves(self):
         clock, wall = [50.0], [1000.0]
@@ -270,29 +275,6 @@ class TestStates:
             monitor.timed("step", ranked_s + step_s)
         assert monitor.instruments.value("streamer_phase_seconds_sum", phase="rank") == pytest.approx(0.25)
         assert monitor.instruments.value("streamer_phase_seconds_sum", phase="step") == pytest.approx(3.0)
-
-    def test_a_look_is_not_taken_again_at_once(self):
-        clock = [0.0]
-        monitor = Monitor(CollectorRegistry(), clock=lambda: clock[0])
-        learner = Learner(small())
-        monitor.begin(learner, None)
-        monitor.learned(learner.learn_batch(micro_batch(events(16))))
-        monitor.refreshed(Status())
-        first = monitor.sampler_report
-        clock[0] += 0.5
-        monitor.refreshed(Status())
-        assert monitor.sampler_report is first
-        clock[0] += 600
-        monitor.refreshed(Status())
-        assert monitor.sampler_report is not first
-
-    def test_turnover_is_that_of_the_latest_refresh_alone(self, monitor):
-        learner, caches = monitor._learner, []
-        for start in (0, 16, 32):
-            monitor.learned(learner.learn_batch(micro_batch(events(64)[start : start + 16])))
-            caches.append(learner.state.cache)
-        monitor.refreshed(Status())
-        assert monitor.sampler_report.turnover == pytest.approx(turnover(caches[1], caches[2]))
 
 
 def test_a_line_without_checkpoints_and_evaluation_can_be_watched():

@@ -9,11 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from line_harness import events, learn_all, small
+from line_harness import events, learn_all, micro_batch, small
 
 from streamer.learner import Learner
 from streamer.metrics.composition import Ranking, curve
-from streamer.metrics.sampler_report import CURVE_POINTS, SamplerReporter, entropy, turnover
+from streamer.metrics.sampler_report import (
+    CURVE_POINTS,
+    LOOK_PAUSE,
+    MIN_LOOK_PAUSE_S,
+    SamplerReporter,
+    entropy,
+    turnover,
+)
 
 SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 
@@ -106,3 +113,35 @@ def test_a_method_without_cache_has_none():
     report = SamplerReporter(learner).report(learner.state.cache, rows([0, 1]))
     assert report.slots == report.distinct == report.turnover == report.overlap == 0
     assert sum(report.occurrence_bands) == pytest.approx(1)
+
+
+def test_a_look_is_followed_by_a_pause_that_is_longer_the_longer_it_takes(learner, monkeypatch):
+    now, takes_s = [0.0], [0.05]
+    reporter = SamplerReporter(learner, lambda: now[0])
+    first = reporter.latest()  # loads compiled loops, and so does not count
+
+    def slow(*arguments):
+        now[0] += takes_s[0]
+        return SamplerReporter.report(reporter, *arguments)
+
+    monkeypatch.setattr(reporter, "report", slow)
+    now[0] += MIN_LOOK_PAUSE_S - 0.1
+    assert reporter.latest() is first
+    now[0] += 0.2
+    second = reporter.latest()
+    assert second is not first
+    now[0] += LOOK_PAUSE * 0.05 - 0.1
+    assert reporter.latest() is second
+    assert reporter.latest(now=True) is not second
+
+
+def test_turnover_and_overlap_are_those_of_the_latest_step_alone():
+    learner, caches = Learner(small()), []
+    reporter = SamplerReporter(learner)
+    for start in (0, 16, 32):
+        learned = learner.learn_batch(micro_batch(events(64)[start : start + 16]))
+        reporter.learned(learned.items)
+        caches.append(learner.state.cache)
+    report = reporter.latest()
+    assert report == SamplerReporter(learner).report(caches[1], learned.items)
+    assert report.turnover == turnover(caches[1], caches[2]) > 0

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from line_harness import TOPIC, memory_log, small
+from memory_source import MemorySource
 from prometheus_client import CollectorRegistry
 
 from streamer.build import assemble
-from streamer.dead_letters.base import MemoryDeadLetters
+from streamer.dead_letters.base import DeadLetters
 from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
@@ -17,7 +18,6 @@ from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import Monitor
 from streamer.settings import PipelineSettings
 from streamer.snapshot import CheckpointStore
-from streamer.sources.memory import MemorySource
 
 
 class WatchedLine:
@@ -48,7 +48,7 @@ class WatchedLine:
             self.learner,
             lambda: self.source,
             EventDecoder(EventSettings(event_types=("buy",))),
-            MemoryDeadLetters(),
+            DeadLetters(),
             PipelineSettings(**(base | settings)),
             checkpoints=CheckpointStore(directory) if directory is not None else None,
             prequential=self.prequential,

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_harness import Command
+from commands import Command
 from line_harness import NOON_MS, TOPIC, events, values_of
 from serve_harness import wait_until
 from servers.process import free_ports
 
-from streamer.event import encode_item
+from streamer.event import encode
 from streamer.learner import Learner
 from streamer.recommender import Recommender
 from streamer.sources.embedded.log import EmbeddedLog
@@ -47,10 +47,10 @@ class Served:
         """Append catalogue events of items `n<first>` on; every third is deleted again."""
         for number in range(first, last):
             item = f"n{number}"
-            value = encode_item(item, item_features={"brand": f"b{number % 5}"}, title=f"Number {number}")
+            value = encode(None, item, item_features={"brand": f"b{number % 5}"}, title=f"Number {number}")
             self.log.append("items", [(item.encode(), value, NOON_MS)])
             if number % 3 == 0:
-                self.log.append("items", [(item.encode(), encode_item(item, deleted=True), NOON_MS)])
+                self.log.append("items", [(item.encode(), encode(None, item, deleted=True), NOON_MS)])
 
     def trainer(self) -> Command:
         """`streamer run`."""
@@ -104,16 +104,14 @@ def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(se
         hidden = served.ask("users/u1/recommendations")["items"][0]["item"]
         served.ask(f"hidden/{hidden}", "PUT")
         # 1. the trainer is killed: the server goes on, older and older, and knows what happens meanwhile
-        trainer.process.kill()
-        trainer.process.wait()
+        trainer.kill()
         age_s = served.ask("users/u1/recommendations")["age_s"]
         served.write(100)
         wait_until(lambda: served.ask("status")["events_not_learned"] == 100, "reading")
         assert served.ask("users/u1/recommendations")["age_s"] > age_s
         assert served.ask("readyz") == {"ok": True, "reason": ""}
         # 2. the server is killed in the middle of what it does
-        server.process.kill()
-        server.process.wait()
+        server.kill()
     with served.trainer(), served.server():
         wait_until(served.caught_up, "learning again")
         assert served.ask("status")["generation"] == 2
@@ -134,8 +132,7 @@ def test_a_server_follows_the_checkpoints_of_a_running_trainer_also_after_a_kill
                 wait_until(served.caught_up, "learning")
                 assert_equal(served)
                 assert served.ask("status")["generation"] == generation
-                trainer.process.kill()
-                trainer.process.wait()
+                trainer.kill()
         assert served.ask("users/u1/recommendations")["items"]
 
 
@@ -150,8 +147,7 @@ def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_appli
                 wait_until(
                     lambda first=first: (served.ask("status") or {}).get("generation", 0) > first / 30, "a start"
                 )
-                trainer.process.kill()
-                trainer.process.wait()
+                trainer.kill()
         with served.trainer():
             wait_until(served.caught_up, "learning")
             wanted = {f"n{n}": f"Number {n}" for n in range(90) if n % 3}

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import pytest
 from line_harness import events, small
 from memory_place import MemoryPlace
+from memory_source import MemoryLog, MemorySource
 from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
 from streamer.event import EventDecoder, EventSettings
@@ -21,7 +22,6 @@ from streamer.serve.service import NotReady, Service
 from streamer.snapshot.directory import SnapshotDirectory, number_of
 from streamer.snapshot.publisher import Due
 from streamer.snapshot.snapshot import SnapshotFile
-from streamer.sources.memory import MemoryLog, MemorySource
 from tests.streamer.snapshot.test_checkpointer import Run
 
 STREAM = events(900, users=30, items=150)
@@ -70,7 +70,7 @@ def test_a_server_that_comes_later_starts_from_the_base_and_its_deltas(pair, tmp
         trainer.learn(STREAM[part : part + 300])
     trainer.base()
     trainer.learn(events(64, seed=5))
-    trainer.publisher.step(lambda: trainer.positions, due=Due.DELTA | Due.HEARTBEAT)  # nothing has changed
+    trainer.publisher.step(lambda: trainer.positions, due=Due.DELTA)  # nothing has changed
     assert trainer.publisher.flush()
     later = Server(tmp_path / "points")
     later.reach(trainer)
@@ -301,6 +301,7 @@ def test_a_volume_that_is_away_is_shown_and_caught_up(pair, tmp_path):
         trainer.learner.learn(STREAM[part : part + 100])
         trainer.publisher.step(lambda: {CLICKS: 600})
     wait_until(lambda: server.follower.problem, "noticing")
+    wait_until(lambda: server.service.ready().reason == server.follower.problem, "saying so")
     assert served(server.service, "u1")
     (tmp_path / "away").rename(tmp_path / "points")
     wait_until(lambda: trainer.publisher.status.problem is None, "writing")

@@ -251,14 +251,6 @@ class TestLimits:
                 pass
             assert b" 413 " in connection.recv(1000)
 
-    @pytest.mark.parametrize("begun", [b"", b"GET /users/u3/recommendations HTTP/1.1\r\nHost: local"])
-    def test_a_connection_that_asks_nothing_is_closed(self, client, monkeypatch, begun):
-        monkeypatch.setattr("streamer.web.server.IDLE_S", 0.5)
-        with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
-            connection.sendall(begun)
-            assert connection.recv(1000) == b""
-        assert client.items("u3")
-
     def test_pages_of_strangers_are_refused(self, client):
         assert client.ask("GET", "/users/u3/recommendations", Host="evil.example")[0] == 421
         for origin in ("https://evil.example", "http://[", "null"):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from streamer.errors import CheckpointError, CorruptCheckpoint, IncompatibleCheckpoint, Superseded
-from streamer.snapshot import CheckpointStore, RowChunk, directory
+from streamer.snapshot import CheckpointStore, RowChunk, SnapshotDirectory, directory
 from streamer.snapshot.frames import NO_ROWS, pack_chunk
 from streamer.snapshot.lease import Lease
 
@@ -263,40 +263,6 @@ def test_a_link_that_vanishes_while_we_run_makes_the_next_point_a_base(store):
 # --- crashes -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("base", [True, False])
-def test_a_crash_at_any_step_of_a_save_leaves_the_old_state_or_the_new(tmp_path, monkeypatch, base):
-    """The directory is copied before each write, sync, rename and removal: what a crash there would leave."""
-    with CheckpointStore(tmp_path / "checkpoints", keep=1) as store:
-        save_chain(store, 2)
-        copies: list[Path] = []
-
-        def copying(function):
-            def wrapped(*args, **kwargs):
-                copies.append(tmp_path / f"crash-{len(copies)}")
-                shutil.copytree(store.directory, copies[-1])
-                return function(*args, **kwargs)
-
-            return wrapped
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", copying(os.fsync))
-            patch.setattr(os, "write", copying(os.write))
-            patch.setattr(Path, "rename", copying(Path.rename))
-            patch.setattr(Path, "unlink", copying(Path.unlink))
-            save_state(store, 3, base)
-    found = set()
-    for copy in copies:
-        with CheckpointStore(copy) as crashed:
-            checkpoint = crashed.load()
-            found.add(checkpoint.meta["number"])
-            assert_is_state(checkpoint, checkpoint.meta["number"])
-            assert not list(copy.glob(".tmp-*"))
-            assert not any(crashed.verify().values()), "older ones are whole, too"
-            assert_goes_on_from(crashed, checkpoint.meta["number"])
-    assert found == {2, 3}
-    assert len(copies) >= 6
-
-
 def test_what_is_renamed_is_synced_before_and_the_directory_after(store, monkeypatch):
     steps: list[str] = []
     fsync, rename = os.fsync, Path.rename
@@ -376,9 +342,8 @@ def test_older_points_go_when_a_start_keeps_fewer(tmp_path):
     """A full disk is freed before the first save."""
     with CheckpointStore(tmp_path, keep=3) as before:
         paths = save_states(before, 1, 2, 3, base=True)
-    with CheckpointStore(tmp_path, keep=1, readonly=True) as reader:
-        reader.load()
-        assert reader.paths() == paths
+    SnapshotDirectory(tmp_path).load()
+    assert SnapshotDirectory(tmp_path).paths() == paths, "who only reads removes nothing"
     with CheckpointStore(tmp_path, keep=1) as store:
         assert_is_state(store.load(), 3)
         assert store.paths() == paths[2:]
@@ -417,7 +382,7 @@ def test_at_least_one_checkpoint_must_be_kept(tmp_path, keep):
 
 def test_a_copy_is_whole_and_does_not_follow_the_original(store, tmp_path):
     save_chain(store, 2)
-    reader = CheckpointStore(store.directory, readonly=True)
+    reader = SnapshotDirectory(store.directory)
     reader.copy(tmp_path / "copy")
     for number in range(3, 9):
         save_state(store, number)
@@ -430,7 +395,7 @@ def test_a_copy_is_whole_and_does_not_follow_the_original(store, tmp_path):
 
 def test_what_a_trainer_removes_meanwhile_is_copied_nevertheless(store, tmp_path, monkeypatch):
     paths = save_chain(store, 2)
-    reader, link = CheckpointStore(store.directory, readonly=True), os.link
+    reader, link = SnapshotDirectory(store.directory), os.link
 
     def removed_before(source, target):
         for path in paths:
@@ -439,7 +404,7 @@ def test_what_a_trainer_removes_meanwhile_is_copied_nevertheless(store, tmp_path
 
     monkeypatch.setattr(os, "link", removed_before)
     reader.copy(tmp_path / "copy")
-    assert_is_state(CheckpointStore(tmp_path / "copy", readonly=True).load(), 2)
+    assert_is_state(SnapshotDirectory(tmp_path / "copy").load(), 2)
 
 
 def test_a_copy_is_not_mixed_with_other_checkpoints(store, tmp_path):
@@ -448,7 +413,7 @@ def test_a_copy_is_not_mixed_with_other_checkpoints(store, tmp_path):
     with pytest.raises(CheckpointError, match="has checkpoints already"):
         store.copy(tmp_path / "copy")
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        CheckpointStore(tmp_path / "absent", readonly=True).copy(tmp_path / "other")
+        SnapshotDirectory(tmp_path / "absent").copy(tmp_path / "other")
 
 
 # --- who may write -------------------------------------------------------------------------------------------
@@ -486,7 +451,7 @@ def test_a_start_that_slept_while_it_saved_learns_that_a_newer_one_took_its_plac
     with pytest.raises(Superseded, match="a newer start"):
         slept.beat()
     slept.close()
-    assert_is_state(CheckpointStore(tmp_path, readonly=True).load(), 3)
+    assert_is_state(SnapshotDirectory(tmp_path).load(), 3)
 
 
 def test_whoever_slept_before_it_removes_points_removes_nothing(tmp_path, monkeypatch):
@@ -507,24 +472,24 @@ def test_whoever_slept_before_it_removes_points_removes_nothing(tmp_path, monkey
         assert_is_state(again.load(), 3)
 
 
-def test_a_readonly_store_reads_beside_a_trainer_and_creates_nothing(tmp_path, store):
+def test_a_reader_reads_beside_a_trainer_and_creates_nothing(tmp_path, store):
     save_states(store, 5)
-    assert_is_state(CheckpointStore(store.directory, readonly=True).load(), 5)
-    assert CheckpointStore(tmp_path / "absent", readonly=True).load() is None
+    assert_is_state(SnapshotDirectory(store.directory).load(), 5)
+    assert SnapshotDirectory(tmp_path / "absent").load() is None
     assert not (tmp_path / "absent").exists()
 
 
-def test_a_readonly_store_goes_on_to_the_next_when_the_trainer_removes_one_meanwhile(store, monkeypatch, caplog):
+def test_a_reader_goes_on_to_the_next_when_the_trainer_removes_one_meanwhile(store, monkeypatch, caplog):
     save_states(store, 1, 2)
-    reader = CheckpointStore(store.directory, readonly=True)
+    reader = SnapshotDirectory(store.directory)
     points = reader.numbers() | {3: store.directory / "ckpt-00000000000000000003.delta"}
     monkeypatch.setattr(reader, "numbers", lambda: points)
     assert_is_state(reader.load(), 2)
     assert caplog.messages == []
 
 
-def test_a_readonly_store_looks_again_when_the_trainer_removed_all_it_knew(store, monkeypatch):
-    reader = CheckpointStore(store.directory, readonly=True)
+def test_a_reader_looks_again_when_the_trainer_removed_all_it_knew(store, monkeypatch):
+    reader = SnapshotDirectory(store.directory)
     save_states(store, 1)
     gone = {n: store.directory / f"ckpt-{n:020d}.base" for n in (7, 8)}
     known, points = [gone, gone, gone], reader.numbers

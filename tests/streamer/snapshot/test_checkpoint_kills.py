@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from crash_harness import environment
+from commands import environment
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ import torch
 torch.set_num_threads(1)
 from line_harness import assert_same_learner, events, learn_all, small
 from streamer.accounting import Accounting
-from streamer.snapshot import CheckpointStore
+from streamer.snapshot import CheckpointStore, SnapshotDirectory
 from streamer.snapshot.checkpointer import Checkpointer
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
@@ -79,6 +79,7 @@ for base in (True, False):
         learner, checkpointer, done = resumed()
         assert_same_learner(learner, expected[done])
         assert not list(DIRECTORY.glob(".tmp-*"))
+        assert not any(SnapshotDirectory(DIRECTORY).verify().values()), "older ones are whole, too"
         if done == 2:  # the events are read again
             learn_and_save(learner, checkpointer, done)
             assert_same_learner(Learner.load(DIRECTORY), expected[3])

@@ -22,7 +22,7 @@ from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
 from streamer.learner import Learner
 from streamer.sharing.sharing import Sharing
-from streamer.snapshot import CheckpointStore, capture
+from streamer.snapshot import CheckpointStore, SnapshotDirectory, capture
 from streamer.snapshot.checkpointer import Checkpointer
 
 LIMITS = {"max_users": 15, "max_items": 20, "max_categories": 3}
@@ -117,7 +117,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         """A bit of the newest file changes: an earlier point is found, whatever the bit is."""
         self.finish()
         self.crash()
-        paths = CheckpointStore(self.directory, readonly=True).paths()
+        paths = SnapshotDirectory(self.directory).paths()
         if len(paths) < 2 or self.checkpointer.path != paths[-1]:
             return
         content = bytearray(paths[-1].read_bytes())
@@ -128,7 +128,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         paths[-1].unlink()  # as `streamer doctor` advises
 
     def a_restart_has_what_the_copy_had(self) -> None:
-        if (found := CheckpointStore(self.directory, readonly=True).load()) is not None:
+        if (found := SnapshotDirectory(self.directory).load()) is not None:
             assert found.meta["accounting"]["trained"] == self.safe
             self.assert_same(whole_state(Learner.from_checkpoint(found)), self.copies[self.safe])
 
@@ -157,7 +157,7 @@ def test_the_machine_saves_deltas():
             machine.learn(seed, count=2, ids=40 if seed == 0 else 4)
             machine.save()
             machine.finish()
-        suffixes = [path.suffix for path in CheckpointStore(machine.directory, readonly=True).paths()]
+        suffixes = [path.suffix for path in SnapshotDirectory(machine.directory).paths()]
         assert ".delta" in suffixes
         assert np.diff([suffix == ".base" for suffix in suffixes]).any()
     finally:
@@ -177,7 +177,7 @@ def test_what_is_retired_after_a_save_is_gone_in_the_next_and_not_in_that():
         machine.learn(77, count=12, ids=40)  # beyond the limits
         machine.save()
         machine.finish()
-        paths = CheckpointStore(machine.directory, readonly=True).paths()
+        paths = SnapshotDirectory(machine.directory).paths()
         assert [path.suffix for path in paths] == [".base", ".delta"]
         assert {kind for kind, _ in machine.learner.eviction.evicted} == {"users", "items"}
     finally:

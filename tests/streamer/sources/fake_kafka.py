@@ -14,12 +14,15 @@ from clock import Clock
 from kafka import OffsetAndMetadata, TopicPartition
 from kafka.structs import MemberState
 
+from streamer.sources.base import Partition
 from streamer.sources.kafka import consumer, private
 from streamer.sources.kafka import source as module
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource
+from streamer.sources.kafka.tail import KafkaTail
 
-OURS, THEIRS = TopicPartition("t", 0), TopicPartition("t", 1)
+OURS = TopicPartition("t", 0)
+ZERO = Partition("t", 0)
 PRIVATE = ("seek", "on_heartbeat", "request_rejoin")
 
 
@@ -42,21 +45,22 @@ class FakeKafka:
         self.listener: Any = None
         self.config = {"group_instance_id": "streamer-a", "session_timeout_ms": 45_000, "fetch_max_wait_ms": 0}
 
-    def source(self, monkeypatch: Any, trainer: str | None = "a") -> KafkaSource:
-        """A source whose client this is."""
+    def source(self, monkeypatch: Any, reader: str = "group") -> Any:
+        """A source whose client this is: of a member of a group, or a tail of the first partition."""
         network = SimpleNamespace(cluster=Called(self), wakeup=lambda: None)
         monkeypatch.setattr(consumer, "connect_with_network", lambda *_: (Called(self), network))
         monkeypatch.setattr(module, "connect", lambda *_: Called(self))
         monkeypatch.setattr(module, "UNREAD_S", -1.0)
         for name in PRIVATE:
             monkeypatch.setattr(private, name, lambda client, *args, name=name: getattr(client, name)(*args))
-        return KafkaSource(KafkaSettings("b:9092", "t", trainer=trainer, join_timeout_s=60))
+        settings = KafkaSettings("b:9092", "t", trainer="a", start_timestamp_ms=1, join_timeout_s=60)
+        return KafkaSource(settings) if reader == "group" else KafkaTail(settings, lambda: [ZERO])
 
     def poll(self, timeout_ms: int, max_records: int) -> dict[TopicPartition, list[Any]]:
         if self.is_lost:
             drive(self.listener.on_partitions_lost([OURS]))
             self.is_lost = self.has_joined = False
-        if not self.has_joined:
+        if self.listener is not None and not self.has_joined:
             self.has_joined = True
             drive(self.listener.on_partitions_assigned([OURS]))
         values = [] if OURS in self.paused else self.values[self.position_of :][:max_records]
@@ -96,6 +100,9 @@ class FakeKafka:
 
     def position(self, tp: TopicPartition, timeout_ms: int) -> int:
         return self.position_of
+
+    def assign(self, partitions: list[TopicPartition]) -> None:
+        pass
 
     def subscribe(self, topics: list[str], listener: Any) -> None:
         self.listener = listener

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 from contracts.source_contract import RecordingListener
 from line_harness import NOON_MS
+from memory_source import MemoryLog
 
 from streamer.sources.base import Positions, Source
 from streamer.sources.embedded.log import EmbeddedLog
-from streamer.sources.memory import MemoryLog
 
 
 class LogHarness:

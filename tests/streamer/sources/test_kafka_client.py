@@ -63,29 +63,30 @@ def use(source: KafkaSource, listener: RecordingListener) -> None:
     source.commit({ZERO: 2})
     source.poll(0, 0)
     source.poll(10, 0)
-    source.poll(10, 0)
+    assert source.poll(10, 0) == []
     assert source.all_assigned in (True, False)
     source.positions()
     source.end_offsets()
 
 
-def calls_of_a_reader() -> list[str]:
-    with pytest.MonkeyPatch.context() as monkeypatch:
-        fake = FakeKafka()
-        source = fake.source(monkeypatch)
-        use(source, RecordingListener({}))
-        source.close()
-    return sorted(fake.calls)
+def calls_of_readers() -> Iterator[tuple[str, str]]:
+    for reader in ("group", "tail"):
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            fake = FakeKafka()
+            source = fake.source(monkeypatch, reader)
+            use(source, RecordingListener({}))
+            source.close()
+        yield from ((reader, name) for name in sorted(fake.calls))
 
 
-@pytest.mark.parametrize("name", calls_of_a_reader())
+@pytest.mark.parametrize(("reader", "name"), [*calls_of_readers()])
 def test_whatever_the_client_raises_whatever_leaves_the_source_is_ours(
-    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, name: str
+    fake: FakeKafka, monkeypatch: pytest.MonkeyPatch, reader: str, name: str
 ) -> None:
     monkeypatch.setattr("streamer.sources.kafka.reader.time.sleep", lambda _: None)
     for kind in ALL_ERRORS:
         fake.__init__()
-        source = fake.source(monkeypatch)
+        source = fake.source(monkeypatch, reader)
         fake.fails[name] = make(kind)
         with contextlib.suppress(StreamerError):
             use(source, RecordingListener({}))
@@ -171,29 +172,10 @@ def test_after_a_pause_longer_than_the_session_nothing_is_read_until_the_group_h
     assert [offset for _, offset, _ in rows_of(source.poll(10, 0))] == [1, 2]
 
 
-def test_a_member_that_was_removed_commits_nothing_and_joins_again_behind_what_others_have_trained(
-    source: KafkaSource, fake: FakeKafka, clock: Clock
-) -> None:
-    listener = RecordingListener({})
-    source.open(listener)
-    source.poll(1, 0)
-    clock.now += SESSION_S + 1
-    theirs = OffsetAndMetadata(2, "streamer-1 streamer-b id 1 2", -1)
-    fake.committed_offsets[OURS] = theirs
-    source.commit({ZERO: 1})
-    fake.is_lost = True
-    fake.fails["commit_async"] = errors.CommitFailedError()  # as a broker does
-    assert source.poll(10, 0) == []
-    assert (listener.lost, listener.revoked) == ([ZERO], [])
-    assert source.is_member
-    assert fake.committed_offsets[OURS].offset == theirs.offset
-    assert [offset for _, offset, _ in rows_of(source.poll(10, 0))] == [2]
-
-
-def test_what_was_fetched_and_queued_before_a_pause_is_not_trained_when_others_have_the_partition(
+def test_a_member_that_was_removed_trains_saves_and_commits_nothing_more_and_joins_again_behind_the_others(
     source: KafkaSource, fake: FakeKafka, clock: Clock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """From poll to batch: fetched, queued and cut events are dropped; what is trained stays trained."""
+    """From poll to batch: what is fetched and queued is dropped; what is trained stays trained."""
     fake.values = values_of(events(12))
     ingest = Ingest(Batcher(4))
     reader = Reader(lambda: source, EventDecoder(), ingest, max_queued_events=8)
@@ -211,11 +193,19 @@ def test_what_was_fetched_and_queued_before_a_pause_is_not_trained_when_others_h
             assert batch is None
         if sent_s is not None:
             fake.answer(sent_s)  # sent before the pause, and read after it
-    fake.committed_offsets[OURS] = OffsetAndMetadata(10, "streamer-1 streamer-b id 2 2", -1)
+    theirs = OffsetAndMetadata(10, "streamer-1 streamer-b id 2 2", -1)
+    fake.committed_offsets[OURS] = theirs
+    fake.fails["commit_async"] = errors.CommitFailedError()  # as a broker does
+    ingest.commit({ZERO: 4})
     fake.is_lost = True
     with caplog.at_level(logging.INFO):
         reader._read(source)
+        assert not ingest.handover_wanted
+        ingest.commit({ZERO: 4})
         reader._read(source)
+    assert "Lost partitions: t[0] (trained up to offset 4)" in caplog.text
+    assert fake.committed_offsets[OURS].offset == theirs.offset
+    assert source.is_member
     assert "t[0] was trained by others from offset 2 to 10, of which we have trained 2 too" in caplog.text
     ingest.at_end = True
     with ingest.batch(0) as batch:

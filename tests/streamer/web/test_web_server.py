@@ -22,8 +22,8 @@ from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.errors import StreamerError
 from streamer.learner import Learner
 from streamer.metrics.catalogue import CATALOGUE
-from streamer.metrics.composition import Composition
 from streamer.metrics.monitor import Monitor
+from streamer.metrics.sampler_report import SamplerReporter
 from streamer.metrics.status import Status
 from streamer.sources.base import Partition
 from streamer.web.app import Guard, new_app
@@ -43,10 +43,10 @@ def monitor() -> Monitor:
     batch = micro_batch([*[("u", NASTY)] * 16, *events(16)], timestamps_s=[1.7e9] * 32)
     value = NASTY.encode() + b"\xff" + b"x" * 1000
     batch.dead_letters = [DeadLetter(Reason.NOT_JSON, "no JSON", "t", 0, 5, 0, None, value)]
-    found.learned(learner.learn_batch(batch))
+    learner.learn_batch(batch)
     found.trained(batch)
-    cache = Composition(0.2, 0.3, 0.5)
-    found.refreshed(Status(steps=1, partitions={Partition("t", 0): 6}, lag={Partition("t", 0): 4}, cache=cache))
+    sampler = SamplerReporter(learner).latest()
+    found.refreshed(Status(steps=1, partitions={Partition("t", 0): 6}, lag={Partition("t", 0): 4}, sampler=sampler))
     return found
 
 
@@ -281,16 +281,16 @@ def test_many_slow_clients_hold_few_files_and_others_are_answered(server):
             connection.close()
 
 
-@pytest.mark.parametrize("begin", [b"GET / HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
+@pytest.mark.parametrize("begin", [b"", b"GET / HTTP/1.1\r\n", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"])
 def test_a_request_that_never_ends_is_ended(server, monkeypatch, begin):
-    """Each of its bytes comes soon after the last; also where the request before it was answered."""
+    """Or never begins. Each of its bytes comes soon after the last; also where the request before it was answered."""
     monkeypatch.setattr("streamer.web.server.IDLE_S", 0.5)
     with socket.create_connection(("127.0.0.1", server.port)) as connection:
         connection.sendall(begin)
 
         def is_ended() -> bool:
             try:
-                connection.send(b"x")
+                connection.send(b"x" if begin else b"")
             except BlockingIOError:
                 return False
             except OSError:

@@ -1,13 +1,14 @@
-"""Starts `streamer` in forks of a process that has everything loaded, and sends them a signal at a named point.
+"""Starts `streamer` in forks of a process that has everything loaded, without the seconds that imports take.
 
-Of the product only the command line is used, and what `POINTS` names. Reads one JSON object a line from standard
-input: `{"start": arguments, "output": path}`, perhaps with `"cwd": path` and `"fault": "point:nth:SIGNAL"`, is answered
-with a process id, `{"ended": pid}` with its return code, negative for a signal, or null while it runs.
+Reads one JSON object a line from standard input: `{"start": arguments, "output": path}`, perhaps with `cwd`, `env` and
+`prelude` (code that runs before the command), is answered with a process id; `{"ended": pid}` with its return code,
+negative for a signal, or null while it runs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import importlib
 import json
 import os
@@ -20,26 +21,19 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-POINTS: dict[str, tuple[str, str]] = {
-    "after poll": ("after", "kafka:KafkaConsumer:poll"),
-    "after decode": ("after", "streamer.event:EventDecoder:decode"),
-    "in the step": ("during", "streamer.model.trainer:Trainer:step"),
-    "after the step": ("after", "streamer.model.trainer:Trainer:step"),
-    "after an exchange": ("after", "redis.client:Pipeline:execute"),
-    "writing a checkpoint": ("before", "os:fsync"),
-    "before the rename": ("before", "pathlib:Path:rename"),
-    "after the rename": ("after", "pathlib:Path:rename"),
-    "before the commit": ("before", "kafka:KafkaConsumer:commit_async"),
-    "after the commit": ("after", "kafka:KafkaConsumer:commit_async"),
-}
-"""Points of a micro-batch's way: before, during or after a call. Those of libraries stay when the product changes."""
 WARM_UP = ["--dim", "8", "--batch-size", "64", "--threads", "1", "--until-end", "--json", "--method", "xir"]
+MODULES = ["kafka", "redis", "uvicorn", "streamer.lockstep.checkpoint", "streamer.sources.kafka.source"]
 
 
-def install(fault: str) -> None:
-    """Send ourselves a signal when a point is passed for the n-th time."""
-    point, nth, name = fault.split(":")
-    when, target = POINTS[point]
+def strike(when: str, target: str, nth: int, name: str) -> None:
+    """Send ourselves a signal at the n-th call of `module:function` or `module:class:method`.
+
+    Args:
+        when: before, during or after the call.
+        target: what is called.
+        nth: 1 for the first call; polls that return nothing do not count.
+        name: of the signal.
+    """
     module, *owners, attribute = target.split(":")
     place = importlib.import_module(module)
     for owner in owners:
@@ -47,27 +41,27 @@ def install(fault: str) -> None:
     original = getattr(place, attribute)
     number, passed = signal.Signals[name], 0
 
-    def strike(after_s: float = 0.0) -> None:
+    def hit(after_s: float = 0.0) -> None:
         nonlocal passed
         passed += 1
-        if passed == int(nth) and after_s:  # by another process, so that this call goes on
+        if passed == nth and after_s:  # by another process, so that this call goes on
             victim = os.getpid()
             if os.fork() == 0:
                 time.sleep(after_s)
                 if os.getppid() == victim:
                     os.kill(victim, number)
                 os._exit(0)
-        elif passed == int(nth):
+        elif passed == nth:
             signal.pthread_kill(threading.get_ident(), number)  # to the process, this thread would run on
 
     def call(*given: Any, **named: Any) -> Any:
         if when == "before":
-            strike()
+            hit()
         if when == "during":
-            strike(0.001)
+            hit(0.001)
         found = original(*given, **named)
         if when == "after" and (attribute != "poll" or found):
-            strike()
+            hit()
         return found
 
     setattr(place, attribute, call)
@@ -75,12 +69,14 @@ def install(fault: str) -> None:
 
 def warm_up() -> None:
     """Load and compile what a run needs, by a run. It leaves no threads, so that forks are whole."""
-    import kafka  # noqa: F401
-    import redis  # noqa: F401
-    import uvicorn  # noqa: F401
+    import click
 
-    from streamer.cli.main import cli
+    from streamer.cli.main import COMMANDS, cli
 
+    for name in MODULES:
+        importlib.import_module(name)
+    for name in COMMANDS:
+        cli.get_command(click.Context(cli), name)
     with tempfile.TemporaryDirectory() as directory:
         events = Path(directory) / "events.jsonl"
         events.write_text("".join(json.dumps({"user_id": f"u{k % 9}", "item_id": f"i{k}"}) + "\n" for k in range(200)))
@@ -94,20 +90,22 @@ def warm_up() -> None:
         os.dup2(descriptor, 1)
 
 
-def child(output: str, arguments: list[str], cwd: str | None, fault: str | None) -> None:
+def child(job: dict[str, Any]) -> None:
     """Become the command. Never returns."""
     code = 1
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: we do not outlive the runner
         for name, descriptor in (("out", 1), ("err", 2)):
-            os.dup2(os.open(f"{output}.{name}", os.O_WRONLY | os.O_CREAT | os.O_APPEND), descriptor)
+            os.dup2(os.open(f"{job['output']}.{name}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may be deaf to it
+        for number in (signal.SIGTERM, signal.SIGHUP):  # those of the first run would be caught for that one
             signal.signal(number, signal.SIG_DFL)
-        os.chdir(cwd or os.curdir)
-        if fault:
-            install(fault)
-        sys.argv = ["streamer", *arguments]
+        faulthandler.register(signal.SIGUSR1)  # who waits in vain for us can see where we are
+        os.chdir(job.get("cwd") or os.curdir)
+        os.environ.update(job.get("env", {}))
+        sys.argv = ["streamer", *job["start"]]
+        exec(job.get("prelude", ""), {})
         from streamer.cli.main import main
 
         main()
@@ -128,7 +126,7 @@ def answer(job: dict[str, Any]) -> int | None:
         return os.waitstatus_to_exitcode(status) if pid else None
     pid = os.fork()
     if pid == 0:
-        child(job["output"], job["start"], job.get("cwd"), job.get("fault"))
+        child(job)
     return pid
 
 
