@@ -3,7 +3,7 @@ PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
 INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --compile-bytecode --build-constraint constraints.txt
-PYTEST  := $(BIN)/pytest --dist loadfile --no-loadscope-reorder
+PYTEST  := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
@@ -21,8 +21,7 @@ check: lint ## lint and the quick tests, without servers: for the inner loop, un
 	$(PYTEST) -n 2 -m "not servers and not slow"
 
 test: lint ## lint and every test, real servers included, which the tests install and start
-	$(PYTEST) -n 2 -m "not servers"
-	$(PYTEST) -n 3 -m servers # which wait more than they compute
+	$(PYTEST) -n 3 # those with servers wait while others compute
 
 test-stress: $(VENV)/.installed-dev ## the tests with servers beside two busy loops a core, RUNS=3 times; stops at the first that fails
 	@loops=; \
@@ -32,7 +31,7 @@ test-stress: $(VENV)/.installed-dev ## the tests with servers beside two busy lo
 	  echo "run $$run of $(or $(RUNS),3)"; nice -n 15 $(PYTEST) -n 3 -m servers || exit 1; \
 	done
 
-faults: $(VENV)/.installed-dev ## make every fault happen to real processes, and write docs/faults.md (or some: FAULTS="NAME ...")
+faults: $(VENV)/.installed-dev ## make every fault happen to real processes, and write docs/faults.md (some: FAULTS="NAME ..."; BACKLOG=2000000)
 	PYTHONPATH=tests:benchmarks $(BIN)/python -m faults $(FAULTS)
 
 fuzz: $(VENV)/.installed-dev ## a million malformed inputs for everything that reads (or some: FUZZ="redis --scale 0.1")
@@ -55,8 +54,8 @@ docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/python benchmarks/step.py
 
-soak: $(VENV)/.installed ## ever new ids at fixed limits: memory, speed, disk and quality (some minutes)
-	$(BIN)/python benchmarks/soak.py
+soak: $(VENV)/.installed ## ever new ids at fixed limits, for MINUTES=10: what grows of a trainer and of a server?
+	$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
 
 clean: ## remove the virtual environment and caches, compiled kernels too
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
