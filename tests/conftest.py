@@ -53,8 +53,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     if report.failed:
         fixtures = getattr(item, "funcargs", {}).values()
         known = [found for found in (*fixtures, *STARTED[-LAST_COMMANDS:]) if hasattr(found, "describe")]
-        report.sections += [(type(found).__name__, found.describe()) for found in known]
+        report.sections += [(type(found).__name__, _description(found)) for found in known]
     return report
+
+
+def _description(found: object) -> str:
+    """What it says of itself. The servers and commands of a failed test may be in any state, and must not hide it."""
+    try:
+        return found.describe()
+    except Exception as error:
+        return f"could not be described: {error!r}"
 
 
 @pytest.fixture(scope="session")
