@@ -10,14 +10,14 @@ from chromium import Browser
 from live_run import LiveRun
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """Headless Chromium."""
     with closing(Browser(tmp_path_factory.mktemp("profile"))) as browser:
         yield browser
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveRun]:
     """`streamer run` in a process of its own, on an embedded log that is written meanwhile."""
     with LiveRun(tmp_path_factory.mktemp("live")) as run:
