@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from streamer.errors import SettingsError, SourceError
 from streamer.event import Features
+from streamer.event.guess import COLUMN_NAMES
 from streamer.replay.datasets.database import reading
 from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
 from streamer.replay.datasets.tables import (
@@ -24,29 +25,6 @@ from streamer.replay.settings import FIELDS, LogSettings
 NUMBER_TIME = "TRY_CAST(time_text AS DOUBLE)"
 ISO_TIME = "epoch(TRY_CAST(time_text AS TIMESTAMPTZ))"
 """ISO 8601, UTC unless it says otherwise."""
-
-COLUMN_NAMES: Mapping[str, tuple[str, ...]] = {
-    "user_id": (
-        *("user_id", "userid", "user", "uid", "customer_id"),
-        *("visitorid", "visitor_id", "reviewerid"),
-    ),
-    "item_id": (
-        *("item_id", "itemid", "item", "iid", "product_id"),
-        *("movieid", "parent_asin", "asin"),
-    ),
-    "timestamp": (
-        *("timestamp", "time_stamp", "time", "ts", "event_time"),
-        *("datetime", "date", "unixreviewtime"),
-    ),
-    "rating": ("rating", "score", "overall"),
-    "event_type": (
-        *("event_type", "event", "action", "action_type"),
-        *("behavior", "behavior_type"),
-    ),
-}
-"""What people call the columns with the parts of an event: the first name that a file
-has counts. A first line that names a user and an item so is a header.
-"""
 
 
 class DatasetFormat:

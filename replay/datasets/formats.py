@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import ClassVar
 
 from streamer.errors import SettingsError, SourceError
-from streamer.replay.datasets.base import COLUMN_NAMES, DatasetFormat
+from streamer.event.guess import COLUMN_NAMES
+from streamer.replay.datasets.base import DatasetFormat
 from streamer.replay.datasets.database import Database
 from streamer.replay.datasets.files import FirstLines, Location, LogFiles, matches
 from streamer.replay.datasets.log import Log

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import ClassVar
 
-from streamer.replay.datasets.base import COLUMN_NAMES, ISO_TIME, DatasetFormat
+from streamer.event.guess import COLUMN_NAMES
+from streamer.replay.datasets.base import ISO_TIME, DatasetFormat
 from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
 from streamer.replay.datasets.tables import (
     LogTable,
