@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, FiniteFloat
+from pydantic import Field, FiniteFloat
 
 from streamer.errors import StreamerError
 from streamer.event import NO_USER
@@ -21,6 +21,7 @@ from streamer.metrics.health import Verdict
 from streamer.recommender import Recommendation, RecommendQuery
 from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
+from streamer.serve.names import KnownKeys
 from streamer.serve.overlay import Event, Overlay
 from streamer.serve.replica import ReadDelta, Replica
 from streamer.snapshot.snapshot import SnapshotEnd
@@ -38,7 +39,7 @@ class UnknownItem(StreamerError):  # noqa: N818
     """The model does not know the item."""
 
 
-class RecommendRequest(BaseModel):
+class RecommendRequest(KnownKeys):
     """For whom to recommend: a user, or the recent items of a session without one."""
 
     user: Id | None = None

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.middleware.gzip import GZipMiddleware
 from fastapi.responses import FileResponse
@@ -31,6 +31,7 @@ from prometheus_client import (
 from starlette.exceptions import HTTPException
 
 from streamer.metrics.health import Verdict
+from streamer.serve.names import UNKNOWN_NAME, unknown_name
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +98,7 @@ def new_app(description: str = "") -> FastAPI:
         docs_url=None,  # these two pages load scripts from elsewhere
         redoc_url=None,
         redirect_slashes=False,
+        dependencies=[Depends(_check_parameters)],
     )
     app.add_middleware(GZipMiddleware, MIN_COMPRESSED_BYTES, compresslevel=1)
     app.add_exception_handler(HTTPStatus.NOT_FOUND, _not_found)
@@ -178,6 +180,8 @@ def _not_valid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     problems = []
     for problem in error.errors():
+        if problem["type"] == UNKNOWN_NAME:
+            return error_response(HTTPStatus.BAD_REQUEST, problem["msg"])
         place = [str(part).encode(errors="replace").decode() for part in problem["loc"]]
         problems.append({"loc": place, "msg": problem["msg"], "type": problem["type"]})
     return error_response(HTTPStatus.UNPROCESSABLE_ENTITY, problems)
@@ -192,6 +196,18 @@ def _not_found(request: Request, _: Exception) -> Response:
 def _failed(_: Request, error: Exception) -> Response:
     detail = "The request failed; the log says why."
     return error_response(HTTPStatus.INTERNAL_SERVER_ERROR, detail)
+
+
+async def _check_parameters(request: Request) -> None:
+    """Refuse parameters that the path does not have; pages and metrics may get any."""
+    route = request.scope["route"]
+    if not request.query_params or not route.include_in_schema:
+        return
+    known = {field.alias for field in route.dependant.query_params}
+    for name in request.query_params:
+        if name not in known:
+            detail = unknown_name("parameter", name, known)
+            raise HTTPException(HTTPStatus.BAD_REQUEST, detail)
 
 
 # who may ask --------------------------------------------------------------------------

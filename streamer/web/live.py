@@ -11,7 +11,7 @@ import webbrowser
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fastapi import Response
 from prometheus_client import (
@@ -82,9 +82,8 @@ def monitor_server(
     add_metrics(app, monitor.registry)
 
     @app.get("/data.json")
-    def data(span: str = "recent") -> Response:
+    def data(span: Literal["recent", "run"] = "recent") -> Response:
         """What the page shows; `span=run` for the whole run."""
-        span = "run" if span == "run" else "recent"
         return json_response(page_data(monitor, span, show_values))
 
     listening = listen(host, port, "--metrics-")

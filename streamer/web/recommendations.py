@@ -18,6 +18,7 @@ from pydantic import BaseModel, Field
 
 from streamer.errors import StreamerError
 from streamer.serve.freshness import LAST_S
+from streamer.serve.names import KnownKeys
 from streamer.serve.service import (
     MAX_IDS,
     MAX_K,
@@ -45,7 +46,7 @@ Waiting = tuple[RecommendRequest, asyncio.Future[Any]]
 """A request, and who waits for its answer."""
 
 
-class RecommendRequests(BaseModel):
+class RecommendRequests(KnownKeys):
     """Several requests at once."""
 
     queries: list[RecommendRequest] = Field(max_length=MAX_QUERIES)
@@ -106,7 +107,7 @@ class HiddenItems(BaseModel):
     hidden: list[str]
 
 
-class Click(BaseModel):
+class Click(KnownKeys):
     """What a visitor of the page did."""
 
     user: Id

@@ -239,6 +239,31 @@ class TestLimits:
         assert client.ask(method, path, body)[0] == status
         assert client.items("u3")
 
+    @pytest.mark.parametrize(
+        ("method", "path", "body", "meant"),
+        [
+            ("GET", "/users/u3/recommendations?kk=3", None, "parameter `kk`: did you mean `k`?"),
+            ("GET", "/users/u3/recommendations?k=3&exclude_sen=0", None, "did you mean `exclude_seen`?"),
+            ("GET", "/items/i1/similar?limit=3", None, "`limit`: Known are `explain`, `k`."),
+            ("GET", "/status?user=u3", None, "Known are `last_s`."),
+            ("GET", "/hidden?k=3", None, "`k`: there are none here."),
+            (
+                "POST",
+                "/recommendations",
+                {"user": "u3", "exclude_sen": False},
+                "key `exclude_sen`: did you mean `exclude_",
+            ),
+            ("POST", "/recommendations/batch", {"queries": [{"user": "u3"}, {"usr": "u3"}]}, "did you mean `user`?"),
+            ("POST", "/recommendations/batch", {"query": [{"user": "u3"}]}, "did you mean `queries`?"),
+            ("POST", "/recommendations", {"recents": ["i1"], "\ud800" * 999: 1}, "did you mean `recent`?"),
+            ("POST", "/recommendations?k=5", {"user": "u3"}, "parameter `k`: there are none here."),
+        ],
+    )
+    def test_a_name_that_is_not_known_is_refused_with_the_nearest_one(self, client, method, path, body, meant):
+        status, answer = client.ask(method, path, body)
+        assert status == 400
+        assert meant in answer["detail"]
+
     def test_a_body_without_a_length_is_cut_off(self, client):
         with socket.create_connection(("127.0.0.1", client.port), timeout=20) as connection:
             head = "POST /recommendations HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
