@@ -4,6 +4,7 @@ a window of its last events.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -42,13 +43,17 @@ class Ranks(NamedTuple):
 
 class Figure(NamedTuple):
     """A figure over all events so far, and over those of the window; None without any
-    event.
+    event. The standard errors take events for independent.
     """
 
-    events: int
-    overall: float | None
-    recent_events: int
-    recent: float | None
+    events: int = 0
+    overall: float | None = None
+    error: float | None = None
+    """Standard error of `overall`."""
+    recent_events: int = 0
+    recent: float | None = None
+    recent_error: float | None = None
+    """Standard error of `recent`."""
 
     @property
     def hits(self) -> int:
@@ -61,7 +66,7 @@ class _Batch(NamedTuple):
 
     ranked: int
     events: Rows  # [slices]
-    sums: Mapping[str, Doubles]  # of each recommender [slices, metrics, ks]
+    sums: Mapping[str, Doubles]  # of each recommender [slices, metrics, ks, 2]
 
 
 class Tally:
@@ -114,7 +119,8 @@ class Tally:
             ranked -= self._batches.popleft().ranked
 
     def _summed(self, ranks: Ranks, members: NDArray[np.bool_]) -> Doubles:
-        shape = (len(self.slices), len(METRICS), len(self.ks))
+        """[slices, metrics, ks, 2] sums of what the events add, and of its squares."""
+        shape = (len(self.slices), len(METRICS), len(self.ks), 2)
         sums = np.empty(shape)
         lists = (
             (~self._among_new, ranks.among_all),
@@ -123,7 +129,8 @@ class Tally:
         for chosen, found in lists:
             weights = members[:, chosen].astype(np.float64)
             gains = values(found, self.ks)
-            sums[chosen] = np.tensordot(weights, gains, axes=(0, 0))
+            moments = np.stack([gains, gains**2], axis=-1)
+            sums[chosen] = np.tensordot(weights, moments, axes=(0, 0))
         return sums
 
     def figure(
@@ -138,21 +145,29 @@ class Tally:
         which = METRICS.index(metric)
         at = (place, which, self.ks.index(k or self.k))
         if name not in self._sums:
-            return Figure(0, None, 0, None)
+            return Figure()
         events = int(self._events[place])
         recent_events = int(sum(batch.events[place] for batch in self._batches))
-        overall = float(self._sums[name][at])
-        recent = float(sum(batch.sums[name][at] for batch in self._batches))
+        recent = sum(batch.sums[name][at] for batch in self._batches)
         return Figure(
             events,
-            overall / events if events else None,
+            *_mean_and_error(self._sums[name][at], events),
             recent_events,
-            recent / recent_events if recent_events else None,
+            *_mean_and_error(np.asarray(recent), recent_events),
         )
 
     def events(self, slice_: str = "all") -> int:
         """Ranked events of a slice so far."""
         return int(self._events[self.slices.index(slice_)])
+
+
+def _mean_and_error(sums: Doubles, events: int) -> tuple[float | None, float | None]:
+    """The mean and its standard error, from sums of values and of their squares."""
+    if not events:
+        return None, None
+    mean, mean_square = (sums / events).tolist()
+    variance = max(mean_square - mean**2, 0.0)
+    return mean, math.sqrt(variance / events)
 
 
 def values(ranks: Rows, ks: Sequence[int]) -> Doubles:

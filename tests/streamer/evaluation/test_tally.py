@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamer.evaluation.tally import METRICS, MISS, Ranks, Tally, values
+from streamer.evaluation.tally import METRICS, MISS, Figure, Ranks, Tally, values
 
 KS = (1, 3, 10)
 rank = st.one_of(st.integers(1, 15), st.just(MISS))
@@ -33,7 +33,7 @@ def test_each_event_adds_what_the_formulas_say(ranks):
 @given(st.lists(st.lists(st.tuples(rank, rank, st.booleans()), min_size=1, max_size=20), max_size=12))
 def test_figures_are_means_over_all_events_and_over_the_last_ones(batches):
     tally = Tally(3, window=25, ks=KS, slices=["all", "new", "head"], among_new=["new"])
-    assert tally.figure("model") == (0, None, 0, None)
+    assert tally.figure("model") == Figure(0, None, None, 0, None, None)
     seen: list[list[tuple[int, int, bool]]] = []
     for batch in batches:
         ranks, new_ranks, inside = (np.array(column) for column in zip(*batch, strict=True))
@@ -55,14 +55,15 @@ def test_figures_are_means_over_all_events_and_over_the_last_ones(batches):
             ):
                 found = tally.figure("model", slice_, metric)
                 assert (found.events, found.recent_events) == (len(of(everything)), len(of(last)))
-                check(found.overall, [slow(metric, place, 3) for place in of(everything)])
-                check(found.recent, [slow(metric, place, 3) for place in of(last)])
+                check(found.overall, found.error, [slow(metric, place, 3) for place in of(everything)])
+                check(found.recent, found.recent_error, [slow(metric, place, 3) for place in of(last)])
         assert tally.figure("nobody").overall == 0
         assert tally.figure("model").hits == sum(place <= 3 for place, _, _ in everything)
 
 
-def check(found: float | None, expected: list[float]) -> None:
+def check(mean: float | None, error: float | None, expected: list[float]) -> None:
     if not expected:
-        assert found is None
-    else:
-        assert found == pytest.approx(sum(expected) / len(expected))
+        assert mean is error is None
+        return
+    assert mean == pytest.approx(np.mean(expected))
+    assert error == pytest.approx(np.std(expected) / math.sqrt(len(expected)), abs=1e-7)
