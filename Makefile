@@ -2,7 +2,14 @@
 PYTHON  ?= python3
 VENV    := .venv
 BIN     := $(VENV)/bin
-INSTALL := $(BIN)/uv pip install --quiet --python $(BIN)/python --constraint constraints.txt --compile-bytecode --build-constraint constraints.txt
+QUIET   := $(shell test -t 2 || echo --quiet) # uv shows its progress at a terminal
+UV      := $(BIN)/uv pip install $(QUIET) --python $(BIN)/python
+INSTALL := $(UV) --constraint constraints.txt --compile-bytecode --build-constraint constraints.txt --excludes $(VENV)/excluded.txt
+# Of torch's CUDA build, these are loaded on a GPU only; it does not start without the others. A CPU build needs none of
+# them: TORCH_INDEX=URL names an index that has one, and a registry that has torch+cpu beside torch is asked for that anyway.
+GPU         := $(wildcard /dev/nvidiactl /dev/dxg)
+GPU_ONLY    := triton cuda-bindings cuda-pathfinder nvidia-cusolver nvidia-nvtx
+TORCH_INDEX ?=
 PYTEST  := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
@@ -69,7 +76,16 @@ $(BIN)/uv: constraints.txt
 	@touch $@
 
 $(VENV)/.installed: $(BIN)/uv pyproject.toml constraints.txt
-	$(INSTALL) --editable .
+	@printf '%s\n' $(if $(GPU),,$(GPU_ONLY)) > $(VENV)/excluded.txt
+ifdef TORCH_INDEX
+	$(UV) --no-deps --default-index "$(TORCH_INDEX)" "$$(grep '^torch==' constraints.txt)"
+else ifndef GPU
+	@echo "There is no NVIDIA GPU here. If the package registry has no CPU build of torch, its CUDA build is installed, with 3 GB of"
+	@echo "libraries that it does not start without. \`make clean setup TORCH_INDEX=URL\` takes torch from another index: PyTorch's"
+	@echo "installation page names one with CPU builds."
+endif
+	$(INSTALL) --editable '.[serve]'
+	@echo "Installed into $(VENV): $$(du -sh $(VENV) | cut -f1)"
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

@@ -14,6 +14,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+DISTRIBUTION = "streamer-recommender"
+"""What pip calls the package that `import streamer` finds."""
+
 PUBLIC = {
     "Learner": "streamer.learner",
     "LearnerSettings": "streamer.model.settings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 
 import deployment
 import pytest
+
+import streamer
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("model", "cache_store", "replay")
@@ -57,6 +60,21 @@ def clone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def wheel(clone: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     yield build("wheel", clone, tmp_path_factory.mktemp("wheel"))
     shutil.rmtree(clone / "build", ignore_errors=True)
+
+
+def test_advice_to_install_names_our_distribution_and_not_the_one_that_is_called_streamer():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["name"] == streamer.DISTRIBUTION != "streamer"
+    places = [ROOT / "README.md", ROOT / "pyproject.toml", ROOT / "Makefile"]
+    for room in ("streamer", *ROOMS, "docs", "docker", "examples"):
+        places += [path for path in (ROOT / room).rglob("*") if path.suffix in (".py", ".md", ".ipynb")]
+    extras: set[str] = set()
+    for path in places:
+        text = path.read_text()
+        assert "streamer[" not in text, path
+        extras |= set(re.findall(rf"{streamer.DISTRIBUTION}\[(\w+)\]", text))
+    assert "serve" in extras
+    assert extras <= project["optional-dependencies"].keys()
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from importlib import metadata
 
 import click
 
+from streamer import DISTRIBUTION
 from streamer.errors import SettingsError, StreamerError
 
 COMMANDS = {
@@ -47,7 +48,7 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-@click.version_option(metadata.version("streamer"), prog_name="streamer")
+@click.version_option(metadata.version(DISTRIBUTION), prog_name="streamer")
 def cli() -> None:
     """Online learning of recommender retrievers from event streams."""
 

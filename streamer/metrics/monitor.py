@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 
+from streamer import DISTRIBUTION
 from streamer.metrics import figures
 from streamer.metrics.catalogue import BANDS, PHASES
 from streamer.metrics.health import Health
@@ -89,7 +90,7 @@ class Monitor(Observer):
             names = [f"hit_rate {name}" for name in prequential.names]
         self.timeline = Timeline([*_COLUMNS, *names])
         self.build = {
-            "version": metadata.version("streamer"),
+            "version": metadata.version(DISTRIBUTION),
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
             "method": learner.state.trainer.method.name,

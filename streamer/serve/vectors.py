@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from streamer import DISTRIBUTION
 from streamer.model.batch import Floats, Recent, Rows
 from streamer.model.retrieval import (
     CHUNK_ITEMS,
@@ -280,6 +281,7 @@ def has_faiss() -> bool:
     if importlib.util.find_spec("faiss") is not None:
         return True
     logger.warning(
-        "faiss is missing, so that all items are scored at every request: pip install 'streamer[serve]'"
+        "faiss is missing, so that all items are scored at every request: pip install '%s[serve]'",
+        DISTRIBUTION,
     )
     return False
