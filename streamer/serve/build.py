@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from streamer.build import kafka_settings
+from streamer.errors import SourceUnavailable
 from streamer.serve.settings import ServeSettings
 from streamer.settings import FIELDS
 from streamer.sources.base import Source
@@ -42,6 +43,30 @@ def snapshot_reader(settings: ServeSettings) -> SnapshotReader:
     return TopicReader(lambda: KafkaTail(ours))
 
 
+def nothing_published(settings: ServeSettings) -> str:
+    """What to say while there is no state that could be served: where it is looked for,
+    and how the trainer has to be started.
+    """
+    if settings.publish_topic is not None:
+        topic = settings.publish_topic
+        return (
+            f"Nothing to serve yet: the topic {topic!r} holds no whole state. Start the "
+            f"trainer with --publish-topic {topic}."
+        )
+    directory = settings.from_dir or settings.checkpoint_dir
+    assert directory is not None
+    what = f"{directory} holds no whole state"
+    if not directory.is_dir():
+        what = f"there is no directory {directory}"
+    option = "--checkpoint-dir" if settings.from_dir is None else "--publish-dir"
+    advice = f"Start the trainer with {option} {directory}"
+    for checkpoints in (directory / "checkpoints", directory.parent / "checkpoints"):
+        if settings.from_dir is not None and checkpoints.is_dir():
+            advice += f", or serve its checkpoints with --checkpoint-dir {checkpoints}"
+            break
+    return f"Nothing to serve yet: {what}. {advice}."
+
+
 def event_tail(settings: ServeSettings) -> Callable[[], Source]:
     """Makes the source with which a server reads all events, whoever else reads them."""
     if (kafka := kafka_settings(settings)) is not None:
@@ -51,11 +76,19 @@ def event_tail(settings: ServeSettings) -> Callable[[], Source]:
         start = "latest" if settings.start == "latest" else "earliest"
         ours = replace(kafka, auto_offset_reset=start)
         return lambda: KafkaTail(ours)
+    from streamer.sources.embedded.database import LOG_FILE
     from streamer.sources.embedded.source import EmbeddedSource
 
-    return lambda: EmbeddedSource(
-        settings.data_dir, settings.all_topics, wait_for_topic=True, group=None
-    )
+    def embedded() -> Source:
+        if not (settings.data_dir / LOG_FILE).exists():
+            raise SourceUnavailable(
+                f"Only what the trainer publishes is served: there is no log of events "
+                f"in {settings.data_dir}. Give the trainer's --data-dir or "
+                "--bootstrap-servers, or --no-tail if there is none to read"
+            )
+        return EmbeddedSource(settings.data_dir, settings.all_topics, group=None)
+
+    return embedded
 
 
 def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:

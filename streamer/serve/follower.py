@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
-from streamer.errors import CheckpointError, SourceError, StreamerError
+from streamer.errors import CheckpointError, SourceError, StreamerError, UnknownTopic
 from streamer.event import NO_USER, EventDecoder
 from streamer.serve.overlay import Event
 from streamer.serve.replica import Replica
@@ -17,6 +17,7 @@ from streamer.serve.service import Service
 from streamer.serve.vectors import EXACT_ITEMS
 from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.places import SnapshotReader
+from streamer.snapshot.snapshot import SnapshotEnd
 from streamer.sources.base import Chunk, Source, StartAt
 
 logger = logging.getLogger(__name__)
@@ -71,15 +72,28 @@ class Follower(_Thread):
 
     A snapshot that is damaged or out of order is refused: the service goes on with what
     it has until a whole state comes.
+
+    Args:
+        service: gets them.
+        reader: where the trainer's states are.
+        exact_items: see `Replica`.
+        nothing_published: what to say while there is no state at all.
     """
 
     def __init__(
-        self, service: Service, reader: SnapshotReader, exact_items: int = EXACT_ITEMS
+        self,
+        service: Service,
+        reader: SnapshotReader,
+        exact_items: int = EXACT_ITEMS,
+        nothing_published: Callable[[], str] = lambda: (
+            "The trainer has published nothing."
+        ),
     ) -> None:
         super().__init__("follower")
         self._service = service
         self._reader = reader
         self._exact_items = exact_items
+        self._nothing_published = nothing_published
 
     def close(self) -> None:
         """End, and let go of the reader."""
@@ -95,8 +109,8 @@ class Follower(_Thread):
         try:
             found = self._reader.poll(service.end, POLL_S)
             if found is None:
-                self._note(None)
                 service.caught_up = service.replica is not None
+                self._note(None if service.caught_up else self._nothing_published())
             elif isinstance(found, Checkpoint):
                 service.caught_up = False
                 service.load(Replica(found, self._exact_items))
@@ -143,17 +157,24 @@ class Tail(_Thread):
         self._service = service
         self._make_source = make_source
         self._decoder = decoder
+        self._opened = False
+
+    def _note(self, problem: str | None) -> None:
+        super()._note(problem)
+        self._service.tail_problem = problem
 
     def _work(self) -> None:
-        """Read one generation's events."""
+        """Read one generation's events; before the first, see whether there is anything
+        to read.
+        """
         end = self._service.end
-        if end is None:
+        if end is None and self._opened:
             self._stop.wait(POLL_S)
             return
         source = self._make_source()
         try:
-            source.open(StartAt(end.offsets))
-            while not self._stop.is_set():
+            self._open(source, end)
+            while end is not None and not self._stop.is_set():
                 chunks = source.poll(MAX_RECORDS, POLL_S)
                 served = self._service.end
                 if served is None or served.generation != end.generation:
@@ -164,6 +185,17 @@ class Tail(_Thread):
                 self._note(source.problem)
         finally:
             source.close()
+
+    def _open(self, source: Source, end: SnapshotEnd | None) -> None:
+        """Begin where what is served ends; say so if there is nothing to read."""
+        try:
+            source.open(StartAt(end.offsets if end is not None else {}))
+        except UnknownTopic as error:
+            self._service.missing_topic = str(error)
+            raise
+        self._opened = True
+        self._service.missing_topic = None
+        self._note(None)
 
     def _events(self, chunk: Chunk) -> Iterator[Event]:
         decoded = self._decoder.decode(chunk)

@@ -82,6 +82,10 @@ class Service:
         """
         self.problem: str | None = None
         """Why what is published cannot be read now; what is served stays."""
+        self.tail_problem: str | None = None
+        """Why events cannot be read now; what is published is served."""
+        self.missing_topic: str | None = None
+        """That a topic of events does not exist; None if all of them do."""
         self.refused_points = 0
         self.applied_deltas = 0
         self.bases = 0
@@ -180,11 +184,7 @@ class Service:
     def ready(self) -> Verdict:
         """Whether everything that is published is served, and why not."""
         if self.replica is None:
-            return Verdict(
-                False,
-                "Waiting for a first snapshot: does the trainer publish (--publish-dir, "
-                "--publish-topic) or save checkpoints where this server looks?",
-            )
+            return Verdict(False, self._why_nothing_is_served())
         if self.refusal is not None:
             return Verdict(
                 False,
@@ -193,7 +193,16 @@ class Service:
             )
         if not self.caught_up:
             return Verdict(False, self.problem or "deltas are being applied")
-        return Verdict(True, self.problem or "")
+        if self.missing_topic is not None:
+            return Verdict(
+                False, f"Users' latest events are not read: {self.missing_topic}"
+            )
+        return Verdict(True, self.problem or self.tail_problem or "")
+
+    def _why_nothing_is_served(self) -> str:
+        reasons = (self.problem, self.missing_topic or self.tail_problem)
+        found = ". ".join(reason.rstrip(".") for reason in reasons if reason)
+        return f"{found}." if found else "Looking for what the trainer publishes."
 
     def about(self) -> dict[str, Any]:
         """Of which generation, step and age an answer is.
@@ -299,10 +308,7 @@ class Service:
 
     def _served(self) -> Replica:
         if self.replica is None:
-            raise NotReady(
-                "nothing has been published yet that could be served: "
-                "is the trainer running?"
-            )
+            raise NotReady(self._why_nothing_is_served())
         return self.replica
 
 

@@ -147,7 +147,8 @@ class DirectoryReader:
                 left_s = deadline - time.monotonic()
                 if left_s <= 0:
                     # a volume that is away is not the same as a trainer that is silent
-                    directory.stat()
+                    if served is not None:
+                        directory.stat()
                     return None
                 time.sleep(min(LOOK_S, left_s))
 

@@ -11,7 +11,12 @@ import torch
 
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
-from streamer.serve.build import event_tail, event_writer, snapshot_reader
+from streamer.serve.build import (
+    event_tail,
+    event_writer,
+    nothing_published,
+    snapshot_reader,
+)
 from streamer.serve.follower import Follower, Tail
 from streamer.serve.freshness import Freshness
 from streamer.serve.hidden import Hidden
@@ -62,7 +67,12 @@ def serving(settings: ServeSettings) -> Iterator[WebServer]:
     metrics = ServerMetrics()
     hidden = Hidden(settings.hidden_file or settings.data_dir / "hidden.json")
     service = Service(hidden, Freshness(record=metrics.waited))
-    follower = Follower(service, snapshot_reader(settings), settings.exact_items)
+    follower = Follower(
+        service,
+        snapshot_reader(settings),
+        settings.exact_items,
+        lambda: nothing_published(settings),
+    )
     tail = None
     if settings.tail:
         decoder = EventDecoder(settings, settings.catalogue_topic)

@@ -6,7 +6,7 @@ import asyncio
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
@@ -300,3 +300,63 @@ class TestLimits:
         settings = ServeSettings(from_dir=trainer.directory, data_dir=trainer.directory, port=client.port)
         with pytest.raises(StreamerError, match="--port"), serving(settings):
             pass
+
+
+class TestNothingToServe:
+    """What is wrong with where a server looks is said at once, in the log and by `/readyz`."""
+
+    @pytest.fixture
+    def asked(self, tmp_path, caplog) -> Iterator[Callable[..., str]]:
+        clients = []
+
+        def readyz(*expected: str, **settings: Any) -> str:
+            client = Client(tmp_path, **settings)
+            clients.append(client)
+            for words in expected:
+                wait_until(lambda words=words: words in client.ask("GET", "/readyz")[1]["reason"], "saying so")
+                wait_until(lambda words=words: words in caplog.text, "logging it")
+            status, answer = client.ask("GET", "/readyz")
+            return f"{status} {answer['reason']}"
+
+        with caplog.at_level("WARNING"):
+            yield readyz
+        for client in clients:
+            client.close()
+
+    def test_a_directory_that_is_not_there_is_named_with_the_trainers_option(self, asked, tmp_path):
+        said = asked("there is no directory", tail=False)
+        assert said.startswith(f"503 Nothing to serve yet: there is no directory {tmp_path / 'points'}.")
+        assert said.endswith(f"Start the trainer with --publish-dir {tmp_path / 'points'}.")
+
+    def test_a_directory_without_state_is_named_with_the_checkpoints_beside_it(self, asked, tmp_path):
+        (tmp_path / "points").mkdir()
+        (tmp_path / "checkpoints").mkdir()
+        said = asked("holds no whole state", tail=False)
+        assert said.endswith(f"or serve its checkpoints with --checkpoint-dir {tmp_path / 'checkpoints'}.")
+
+    def test_a_topic_that_is_not_there_is_named_also_before_anything_is_published(self, asked, tmp_path):
+        EmbeddedLog(tmp_path).create_topic("clicks", 1)
+        said = asked("there is no topic 'click'", "Nothing to serve", topics=("click",))
+        assert said.startswith("503 Nothing to serve yet")
+        assert "(there: 'clicks')" in said
+
+    def test_a_topic_that_is_not_there_keeps_a_server_from_being_ready_until_it_is(self, tmp_path):
+        log = EmbeddedLog(tmp_path)
+        log.create_topic("clicks", 1)
+        trainer = Trainer(tmp_path / "points")
+        trainer.learn(STREAM)
+        trainer.close()
+        client = Client(tmp_path, topics=("click",))
+        wait_until(lambda: "no topic 'click'" in client.get("/status")["reason"] and client.get("/status")["items"])
+        status, answer = client.ask("GET", "/readyz")
+        assert (status, answer["ok"]) == (503, False)
+        assert answer["reason"].startswith("Users' latest events are not read: there is no topic 'click'")
+        assert client.items("u3")
+        log.create_topic("click", 1)
+        assert client.ready().ask("GET", "/readyz")[1] == {"ok": True, "reason": ""}
+        client.close()
+
+    def test_without_a_log_of_events_what_is_published_is_served_with_a_word_about_it(self, tmp_path, trainer):
+        client = Client(tmp_path, from_dir=trainer.directory / "points").ready()
+        wait_until(lambda: "there is no log of events" in client.get("/readyz")["reason"], "saying so")
+        client.close()
