@@ -55,6 +55,12 @@ class ModelSettings(Settings):
     item_ids: bool = expert_setting(
         True, "Give each item an embedding of its own.", fixed=True
     )
+    temperature: float = expert_setting(
+        0.0,
+        "The towers' score is the cosine of their vectors over this number; 0: the inner product.",
+        at_least=0,
+        fixed=True,
+    )
     init_std: float = expert_setting(
         0.03, "Standard deviation of new embeddings.", above=0
     )

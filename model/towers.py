@@ -5,6 +5,7 @@ score.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -231,7 +232,7 @@ class TwoTower(nn.Module):
     def items(self, touched: TouchedRows, rows: Rows) -> Tensor:
         """Vectors of distinct items, [T, d]."""
         vectors: Tensor = self.item(touched, rows)
-        return vectors
+        return self._scaled(vectors)
 
     def queries(
         self,
@@ -257,7 +258,17 @@ class TwoTower(nn.Module):
             assert recent is not None
             read = recent[:, : self.settings.recent_items].contiguous()
             parts.append(self._history(items, read))
-        return self.user.combine(parts)
+        return self._scaled(self.user.combine(parts))
+
+    def _scaled(self, vectors: Tensor) -> Tensor:
+        """Vectors whose inner product is the score: as they are, or of the length that
+        makes it their cosine over the temperature.
+        """
+        temperature = self.settings.temperature
+        if not temperature:
+            return vectors
+        directions = nn.functional.normalize(vectors, dim=1, eps=1e-6)
+        return directions / math.sqrt(temperature)
 
     def _history(self, items: Tensor, recent: Tensor) -> Tensor:
         assert self.recency is not None

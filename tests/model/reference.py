@@ -30,6 +30,12 @@ class Reference:
     # vectors ---------------------------------------------------------------------------------------------------------
 
     def vector(self, side: str, row: int, extra: Tensor | None = None) -> Tensor:
+        found = self.unscaled(side, row, extra)
+        if temperature := self.model.settings.temperature:
+            return found / found.square().sum().sqrt().clamp(min=1e-6) / temperature**0.5
+        return found
+
+    def unscaled(self, side: str, row: int, extra: Tensor | None) -> Tensor:
         tower = getattr(self.model, side)
         parts = []
         if tower.settings.ids:

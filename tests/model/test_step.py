@@ -29,6 +29,8 @@ MODELS = {
     "plain": small(),
     "recent items": small(recent_items=4),
     "recent items only": small(user_ids=False, recent_items=4),
+    "cosine": small(temperature=0.3),
+    "cosine of recent items": small(recent_items=4, temperature=0.3),
     "features": small(
         user_features=("city",), item_features=("seller", "category"), item_numeric_features=("price", "age")
     ),
