@@ -47,6 +47,18 @@ class Replica:
         every = np.arange(self.learner.state.items.size)
         self.learner.state.find_cold_items(every)
         self.vectors.renew(every, len(every))
+        self._compile()
+
+    def _compile(self) -> None:
+        """Ask once for each kind of answer: loops that are not compiled yet would take
+        longer than a visitor waits.
+        """
+        items = self.learner.state.items
+        known = items.ids_of(items.used[:1])
+        recommender = self.recommender
+        query = recommender.user("", [(item, 0.0) for item in known])
+        (best,) = recommender.recommend([query], 1)
+        recommender.reasons(query, [found.item for found in best])
 
     def title_of(self, item: str) -> str | None:
         """What people call an item; None if nobody said."""

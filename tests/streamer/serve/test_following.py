@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import gc
 import shutil
+import subprocess
+import sys
 import weakref
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from commands import environment
 from line_harness import events, small
 from memory_place import MemoryPlace
 from memory_source import MemoryLog, MemorySource
@@ -381,3 +384,40 @@ def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, m
     assert min(snapshots.numbers()) == sorted(set(first))[-2], "what is needed to start from is kept, and that before"
     server.close()
     trainer.close()
+
+
+def test_a_server_that_is_ready_has_compiled_what_requests_need(tmp_path):
+    """In a process of its own, in which nothing else has loaded compiled loops."""
+    trainer = Trainer(tmp_path / "points")
+    trainer.learn(STREAM)
+    trainer.close()
+    done = subprocess.run(
+        [sys.executable, "-c", COUNT_COMPILED, tmp_path / "points"], env=environment(), capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    ready, later = map(int, done.stdout.split())
+    assert later == ready > 0
+
+
+COUNT_COMPILED = """
+import pathlib, sys
+from numba.core.dispatcher import Dispatcher
+from serve_harness import Server, wait_until
+from streamer.serve.service import RecommendRequest
+
+def compiled():
+    modules = [module for name, module in sys.modules.items() if name.startswith("streamer.")]
+    loops = {id(found): found for module in modules for found in vars(module).values() if isinstance(found, Dispatcher)}
+    return sum(len(found.signatures) for found in loops.values())
+
+server = Server(pathlib.Path(sys.argv[1]))
+wait_until(lambda: server.service.ready().ok)
+print(compiled())
+service = server.service
+service.recommend(RecommendRequest(user="u1", explain=True))
+service.recommend(RecommendRequest(user="nobody"))
+service.recommend(RecommendRequest(recent=["i3", "i4"], exclude_seen=False))
+service.similar("i5", 3)
+print(compiled())
+server.close()
+"""
