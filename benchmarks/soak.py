@@ -195,7 +195,7 @@ def soak(minutes: float, rate: float, directory: Path) -> dict[str, Any]:
     where = ["--data-dir", directory / "log"]
     log = EmbeddedLog(directory / "log")
     log.create_topic("interactions", 2)
-    options = [*where, *LIMITS, "--embedded-retention-mb", RETENTION_MB]
+    options = [*where, *LIMITS, "--set", f"embedded_retention_mb={RETENTION_MB}"]
     options += [
         "--checkpoint-dir",
         directory / "trainer" / "saved",

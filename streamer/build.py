@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from streamer.dead_letters.base import DeadLetters, FileDeadLetters
+from streamer.dead_letters.share import DeadLetterShare
 from streamer.errors import SettingsError
 from streamer.settings import (
     PipelineSettings,
@@ -79,6 +80,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
         EventDecoder(settings, settings.catalogue_topic),
         dead_letters(settings),
         settings,
+        dead_letter_share=dead_letter_share(settings),
         checkpoints=checkpoints,
         prequential=_prequential(settings, learner),
         store=store,
@@ -93,6 +95,7 @@ def assemble(
     dead_letters: DeadLetters,
     settings: PipelineSettings,
     *,
+    dead_letter_share: DeadLetterShare | None = None,
     checkpoints: CheckpointStore | None = None,
     prequential: Prequential | None = None,
     store: CacheStore | None = None,
@@ -106,6 +109,7 @@ def assemble(
         decoder: from records to events.
         dead_letters: where bad records go; closed at the end, as all parts are.
         settings: how the line runs.
+        dead_letter_share: how many bad records there may be; None for any number.
         checkpoints: where its state is kept; None keeps nothing.
         prequential: ranks events before they are trained; None for none.
         store: what is shared with other trainers; None shares nothing.
@@ -121,7 +125,7 @@ def assemble(
 
     sharing = StoreSharing(learner, store) if store is not None else Sharing()
     batcher = Batcher(settings.batch_size, settings.max_age_s or None)
-    ingest = Ingest(batcher, owner=sharing)
+    ingest = Ingest(batcher, owner=sharing, dead_letter_share=dead_letter_share)
     checkpointer = None
     if checkpoints is not None:
         checkpointer = Checkpointer(
@@ -175,6 +179,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
         settings.checkpoint_every_s or None,
         settings.checkpoint_every_events,
     )
+    ingest.dead_letter_share = dead_letter_share(settings)
     ingest.users = learner.state.users
     ingest.checkpoints = checkpointer
     ingest.publisher = publisher(settings, learner, group)
@@ -381,6 +386,16 @@ def dead_letters(settings: RunSettings, rank: int = 0) -> DeadLetters:
         )
     path = Path(settings.dead_letters or settings.data_dir / f"{name}.jsonl")
     return FileDeadLetters(path.with_suffix(f".{rank}{path.suffix}") if rank else path)
+
+
+def dead_letter_share(settings: RunSettings) -> DeadLetterShare:
+    """Watches how much of what is read is not a valid event."""
+    from streamer.event.explain import explain
+
+    max_share = settings.max_dead_letter_share
+    if settings.accept_dead_letters:
+        max_share = 1.0
+    return DeadLetterShare(max_share, partial(explain, settings, settings.source))
 
 
 def dead_letters_name(settings: RunSettings) -> str:

@@ -53,7 +53,9 @@ class Progress:
         self.dead_letters = dead_letters
         self.checkpoints = checkpoints
         self.backpressure_reason: str | None = None
-        """Why nothing is read, if dead letters must be written first."""
+        """Why nothing is trained, if dead letters must be written first or are too
+        many.
+        """
         self._ingest = ingest
         self._learner = learner
         self._sharing = sharing
@@ -63,6 +65,9 @@ class Progress:
             restored = checkpoints.restore(learner, sharing)
             self._accounting = restored.accounting
             ingest.offsets = restored.offsets
+        # what has trained before has read events: then many dead letters are a pause
+        share = ingest.dead_letter_share
+        share.is_first_look = self._accounting.trained == 0
 
     # accounting -----------------------------------------------------------------------
 
@@ -76,8 +81,12 @@ class Progress:
         self._accounting.add(batch)
 
     def check_backpressure(self) -> bool:
-        """Return whether the line must pause until more dead letters are written."""
+        """Return whether the line must pause: until more dead letters are written, or
+        fewer of the records are dead letters.
+        """
         reason = self.dead_letters.backpressure_reason()
+        if reason is None:
+            reason = self._ingest.dead_letter_share.pause_reason
         if reason is not None and self.backpressure_reason is None:
             logger.warning("Paused reading: %s.", reason)
         elif reason is None and self.backpressure_reason is not None:

@@ -278,7 +278,7 @@ class PipelineSettings(Settings):
     checkpoint_dir: Path | None = setting(
         None, "Directory of the checkpoints.", if_none="<data-dir>/checkpoints"
     )
-    embedded_retention_mb: int = setting(
+    embedded_retention_mb: int = expert_setting(
         1_000,
         "Size of the embedded log from which on what every consumer group has committed is removed; 0: never.",
         at_least=0,
@@ -290,6 +290,13 @@ class PipelineSettings(Settings):
         if_none="<topic>.dead-letters",
         metavar="NAME",
     )
+    max_dead_letter_share: float = setting(
+        0.5, "Pause before training and committing while more than this share of the last thousand records are dead "
+        "letters.", at_least=0, at_most=1, metavar="SHARE",
+    )  # fmt: skip
+    accept_dead_letters: bool = setting(
+        False, "Go on however many dead letters there are, also if no record is an event."
+    )  # fmt: skip
     threads: int | None = setting(
         None,
         "Number of CPU threads of the training step.",
@@ -361,11 +368,8 @@ class GroupSettings(Settings):
         4, "In how many parts a group computes each step: a power of two, and at least the number of trainers.",
         at_least=1, at_most=1024)  # fmt: skip
     group_timeout_s: float = setting(
-        15.0,
-        "A trainer that the others have not heard of for this long is given up.",
-        at_least=1,
-        unit="seconds",
-    )
+        15.0, "A trainer that the others have not heard of for this long is given up.", at_least=1, unit="seconds"
+    )  # fmt: skip
 
     def problems(self) -> list[str]:
         found = super().problems()

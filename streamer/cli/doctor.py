@@ -16,33 +16,22 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import click
 
 from streamer.cache_store.errors import StoreError
+from streamer.cli.findings import Finding, count, describe
 from streamer.cli.options import GroupedCommand, json_option, settings_options
 from streamer.cli.output import format_age, format_bytes
 from streamer.errors import StreamerError
 from streamer.settings import RunSettings
 
-COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
-INDENT = 23
-"""Columns before what was found."""
 ENOUGH_SPACE_BYTES = 1_000_000_000
 OLDEST_REDIS = (6, 2)
 """The first with XTRIM MINID."""
 KAFKA_TIMEOUT_S = 4.0
 REDIS_TIMEOUT_S = 2.0
-
-
-class Finding(NamedTuple):
-    """What a check found, and what to do about it."""
-
-    name: str
-    status: Literal["ok", "warning", "failure"]
-    found: str
-    advice: str | None = None
 
 
 Check = Callable[[RunSettings], Iterable[Finding]]
@@ -77,18 +66,6 @@ def doctor(settings: RunSettings, as_json: bool) -> None:
     sys.exit(1 if failures else 0)
 
 
-def describe(finding: Finding) -> str:
-    """A finding for a person."""
-    status = click.style(f"{finding.status:<8}", fg=COLOURS[finding.status])
-    advice = f"\n{'':{INDENT}}-> {finding.advice}" if finding.advice else ""
-    return f"{status} {finding.name:<12}  {finding.found}{advice}"
-
-
-def count(number: int, what: str) -> str:
-    """A number of things: `1 topic`, `2 topics`."""
-    return f"{number} {what}{'' if number == 1 else 's'}"
-
-
 def diagnose(settings: RunSettings) -> Iterator[Finding]:
     """The findings of every check that the settings ask for.
 
@@ -121,6 +98,7 @@ def checks_for(settings: RunSettings) -> dict[str, Check]:
         checks["topic"] = check_embedded_log
         checks["data"] = check_data
     checks["checkpoints"] = check_checkpoints
+    checks["events"] = check_events
     if settings.redis_url:
         checks["redis"] = check_redis
     return checks
@@ -219,6 +197,23 @@ def check_checkpoints(settings: RunSettings) -> Iterator[Finding]:
         yield Finding("checkpoints", "warning", f"{corrupt} corrupt; {found}", advice)
     else:
         yield Finding("checkpoints", "ok", found)
+
+
+def check_events(settings: RunSettings) -> Iterator[Finding]:
+    """Whether the records that a run would read are events."""
+    from streamer.cli.look import examine_events, next_records
+    from streamer.snapshot import SnapshotDirectory
+    from streamer.snapshot.snapshot import positions_from_json
+
+    if settings.source == "-":  # what is read from it is gone
+        return
+    try:
+        loaded = SnapshotDirectory(settings.checkpoints).load()
+        listed = loaded.meta.get("positions", ()) if loaded is not None else ()
+        chunks = next_records(settings, positions_from_json(listed))
+    except StreamerError:
+        return  # the other checks say why
+    yield from examine_events(settings, chunks)
 
 
 def examine_directory(name: str, path: Path, wanted_bytes: int = 0) -> Finding:

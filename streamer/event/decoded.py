@@ -4,6 +4,7 @@ them.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress
@@ -90,6 +91,21 @@ class Decoded(EventColumns):
     def consumed(self) -> int:
         """How many events the chunk held, whatever became of them."""
         return len(self) + self.filtered + len(self.letters)
+
+    def last(self, events: int) -> tuple[int, list[DeadLetter]]:
+        """How many events the last records held that have `events` or just more, and
+        the dead letters among those.
+        """
+        records = range(len(self.record_offsets))
+        first = bisect_right(records, self.consumed - events, key=self._consumed_upto)
+        if first == 0:
+            return self.consumed, self.letters
+        before = self._consumed_upto(first - 1)
+        return self.consumed - before, self.letters[self.letters_upto[first - 1] :]
+
+    def _consumed_upto(self, record: int) -> int:
+        events = self.events_upto[record] + self.filtered_upto[record]
+        return events + self.letters_upto[record]
 
     def add(self, rows: Rows, offsets: Sequence[int]) -> None:
         """Append valid events, with the offset of each one's record."""

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+from streamer.dead_letters.share import DeadLetterShare
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
 from streamer.sources.base import Partition, Position, Positions, Source
@@ -54,6 +55,7 @@ class Ingest:
         offsets: where to resume, from a checkpoint; partitions that are not in it start
             by the source's policy.
         owner: speaks to the other trainers for our partitions.
+        dead_letter_share: how much of what is read may become dead letters.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class Ingest:
         batcher: Batcher,
         offsets: OffsetLedger | None = None,
         owner: Owner | None = None,
+        dead_letter_share: DeadLetterShare | None = None,
     ) -> None:
         self.batcher = batcher
+        self.dead_letter_share = dead_letter_share or DeadLetterShare()
         self.offsets = offsets or OffsetLedger()
         self.owner = owner or Owner()
         self.changed = threading.Condition()
@@ -118,6 +122,7 @@ class Ingest:
                 if self.error is not None:
                     raise self.error
                 is_held = self.is_paused or not self._is_member()
+                is_held |= self.dead_letter_share.pause_reason is not None
                 batch = None if is_held else self._close_batch()
                 now = time.monotonic()
                 is_over = self.finished or self.handover_wanted or now >= deadline

@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Collection
 from contextlib import closing
 
+from streamer.dead_letters.share import FIRST_LOOK, WINDOW
 from streamer.errors import SourceUnavailable
 from streamer.event import Decoded, EventDecoder
 from streamer.ingest.handover import Handover
@@ -208,6 +209,8 @@ class Reader:
         with ingest.changed:
             # 1.
             ingest.offsets.start(positions)
+            if at_end or (self._stop_condition.until_end and not self._has_room()):
+                ingest.dead_letter_share.end()
             if (at_end, others_at_end) != (ingest.at_end, ingest.others_at_end):
                 ingest.at_end = at_end
                 ingest.others_at_end = others_at_end
@@ -220,6 +223,8 @@ class Reader:
             )
         if wants_more:
             quarter = max(1, self._max_queued_events // 4)
+            if ingest.dead_letter_share.is_first_look:
+                quarter = min(quarter, FIRST_LOOK)
             max_records = self._stop_condition.at_most(quarter)
             for chunk in self._poll(source, max_records, POLL_S):
                 self._queue(chunk)
@@ -227,9 +232,10 @@ class Reader:
             self._poll(source, 0, 0.0)
 
     def _wants_more(self) -> bool:
-        return not self.ingest.at_end and self.ingest.batcher.has_room(
-            self._max_queued_events
-        )
+        return not self.ingest.at_end and self._has_room()
+
+    def _has_room(self) -> bool:
+        return self.ingest.batcher.has_room(self._max_queued_events)
 
     def _poll(self, source: Source, max_records: int, timeout_s: float) -> list[Chunk]:
         started = time.perf_counter()
@@ -258,6 +264,7 @@ class Reader:
         if len(fewer) < len(wanted):
             decoded = self._decode(fewer)
         with ingest.changed:
+            ingest.dead_letter_share.add(*decoded.last(WINDOW))
             ingest.batcher.add(decoded, lost=wanted.lost)
             stop_condition.count(decoded.consumed)
             ingest.changed.notify_all()

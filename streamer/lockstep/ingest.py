@@ -234,6 +234,7 @@ class LockstepIngest(Ingest):
         return states
 
     def _own_state(self, listed: list[Partition] | None) -> RankState:
+        self.is_paused |= self.dead_letter_share.pause_reason is not None
         # before a partition is assigned, nobody knows whether its end is reached
         assigned = self.offsets.assigned().keys()
         own_partitions = self.own_partitions

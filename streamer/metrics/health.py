@@ -72,6 +72,8 @@ class Health:
             return Verdict(False, "no partition is assigned to this process yet")
         if status.problems:
             return Verdict(False, "; ".join(status.problems))
+        if status.backpressure_reason is not None:
+            return Verdict(False, f"paused: {status.backpressure_reason}")
         unread = list(status.partitions.values()).count(None)
         if unread:
             reason = (

@@ -77,7 +77,7 @@ class Status:
     rebalances: int = 0
     queued_events: int = 0
     backpressure_reason: str | None = None
-    """Why nothing is read, if dead letters must be written first."""
+    """Why nothing is trained, if dead letters must be written first or are too many."""
     steps: int = 0
     """Of the model's whole life."""
     new_steps: int = 0
@@ -136,7 +136,7 @@ class Status:
         """What a person should know although nothing has failed."""
         found = []
         if self.backpressure_reason is not None:
-            found.append(f"reading stops: {self.backpressure_reason}")
+            found.append(f"paused: {self.backpressure_reason}")
         if self.towers is not None and self.towers.adds_nothing:
             found.append(str(self.towers))
         return found

@@ -149,7 +149,9 @@ def saved(directory: Path, *events: int) -> list[Path]:
 def prepared(here: Path) -> Path:
     """Files, checkpoints of which some are corrupt, and an embedded log."""
     for name in ("file", "events.jsonl"):
-        (here / name).write_text("{}\n")
+        (here / name).write_bytes(EVENT + b"\n")
+    (here / "wrong.jsonl").write_text('{"customer": "ann", "product": 7, "colour": "red"}\n' * 120)
+    (here / "half.jsonl").write_bytes(b"\n".join([EVENT, EVENT, b"{}"]))
     (here / "no-log").mkdir()
     (here / "no-log" / "log.sqlite3").write_text("something else, long enough to be looked at" * 100)
     saved(here / "whole" / "checkpoints", 10, 2000)
@@ -157,8 +159,14 @@ def prepared(here: Path) -> Path:
     saved(here / "corrupt", 10)[-1].write_text("{}")
     with EmbeddedLog(here / "log") as log:
         log.create_topic("clicks", 3)
-        log.append("clicks", [(None, b"{}", 1)] * 5)
+        log.append("clicks", [(None, EVENT, 1)] * 5)
+        log.create_topic("avro", 1)
+        log.append("avro", [(None, b"\0\0\0\0\x07\x06ann\x02", 1)] * 5)
     return here
+
+
+EVENT = b'{"user_id": "ann", "item_id": 7}'
+WRONG = ["0 of the next 100 records", "customer, product, colour", "--field user_id=customer --field item_id=product"]
 
 
 ABSENT_LOG = ("streamer replay", "--source", "--bootstrap-servers")
@@ -180,6 +188,12 @@ BROKER = ("--bootstrap-servers", "127.0.0.1:PORT", "--kafka", "bootstrap_timeout
         (["--checkpoint-dir", "corrupt"], "checkpoints", ["ok", "failure"], ["backup"]),
         (["--source", "events.jsonl"], "source", ["ok"], []),
         (["--source", "nothing.jsonl"], "source", ["failure"], ["--source"]),
+        (["--source", "events.jsonl"], "events", ["ok"], ["1 of the next 1 records"]),
+        (["--source", "wrong.jsonl"], "events", ["failure"], WRONG),
+        (["--source", "wrong.jsonl", "--accept-dead-letters"], "events", ["warning"], WRONG),
+        (["--source", "half.jsonl"], "events", ["warning"], ["2 of the next 3 records", "user_id is missing"]),
+        (["--data-dir", "log", "--topic", "clicks"], "events", ["ok"], ["5 of the next 5 records"]),
+        (["--data-dir", "log", "--topic", "avro"], "events", ["failure"], ["schema 7", "Avro", "JSON"]),
         ([], "topic", ["warning"], ABSENT_LOG),
         (["--data-dir", "log", "--topic", "clicks"], "topic", ["ok"], ["clicks: 3 partitions, 5 records"]),
         (["--data-dir", "log", "--topic", "views"], "topic", ["warning"], ["views is not in the embedded log"]),
@@ -210,12 +224,13 @@ def test_broker_topic_group_and_dead_letters_are_looked_at(kafka_server: KafkaSe
     arguments = ["--bootstrap-servers", kafka_server.bootstrap, "--topic", topic, "--group-id", group]
     producer = KafkaProducer(bootstrap_servers=kafka_server.bootstrap)
     for k in range(5):
-        producer.send(topic, b"{}", partition=k % 2)
+        producer.send(topic, EVENT, partition=k % 2)
     producer.close()
 
     code, checks = examined(*arguments)
     assert code == 0
     assert states(checks["kafka"]) == states(checks["topic"]) == states(checks["dead letters"]) == ["ok"]
+    assert "5 of the next 5 records are events" in checks["events"][0]["found"]
     assert f"{topic}: 2 partitions, 5 records; {group} has no committed offsets yet" in checks["topic"][0]["found"]
     assert f"{topic}.dead-letters does not exist; a run would create it" in checks["dead letters"][0]["found"]
 
@@ -302,5 +317,5 @@ def test_a_person_sees_status_name_finding_and_advice(here):
 
 
 def test_all_is_well(here):
-    (here / "events.jsonl").write_text("{}\n")
+    (here / "events.jsonl").write_bytes(EVENT)
     assert invoke("--source", here / "events.jsonl").stdout.splitlines()[-1] == "no problems found"

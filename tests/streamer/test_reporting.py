@@ -197,7 +197,7 @@ def test_what_is_not_known_yet_is_not_said_and_what_is_wrong_is():
     assert not any(word in text for word in ("HR@10", "loss", "warning"))
     text = described(replace(STATUS, towers=NOTHING_ADDED, backpressure_reason="33 MB wait", hit_rate=0.01))
     assert "warning The towers add nothing on this stream: HR 0.410 with them, 0.420 without" in text
-    assert "warning reading stops: 33 MB wait" in text
+    assert "warning paused: 33 MB wait" in text
     assert "counting 0.065: the model is below it" in text
     assert "towers" not in described(replace(STATUS, towers=NOTHING_ADDED._replace(without=0.4)))
 

@@ -222,6 +222,15 @@ class TestRuns:
         assert (summary["trained"], summary["filtered"], summary["dead_lettered"]) == (36, 144, 0)
         assert summary["items"] == 9
 
+    def test_a_stream_of_no_events_is_refused_and_the_corrected_command_trains_all_of_it(self, zygote, tmp_path):
+        write_log(tmp_path, [json.dumps({"uid": f"u{k % 9}", "sku": k % 5}).encode() for k in range(150)])
+        arguments = ["run", "--data-dir", tmp_path, "--until-end", *QUICK]
+        assert zygote.run(arguments) == 1
+        for words in ("0 of 100 records are events: user_id is missing", "Keys seen: uid, sku", "--field item_id=sku"):
+            assert words in only_line(zygote)
+        fields = ["--field", "user_id=uid", "--field", "item_id=sku"]
+        assert zygote.summary([*arguments, *fields])["trained"] == 150
+
     def test_features(self, zygote, tmp_path):
         values = [
             encode(f"u{k % 7}", f"i{k % 5}", 1.0, item_features={"brand": f"b{k % 2}", "price": k / 10})

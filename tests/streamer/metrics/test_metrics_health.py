@@ -58,6 +58,8 @@ def test_with_a_problem_it_is_not_ready_and_says_which_whatever_else_is_well(hea
     health.beat()
     assert health.alive().ok
     assert health.ready() == (False, "Kafka does not respond; cannot write a checkpoint")
+    health.status = replace(READS, backpressure_reason="0 of 7 records are events")
+    assert health.ready() == (False, "paused: 0 of 7 records are events")
     health.status = replace(READS, store=StoreStatus(live=False))
     assert health.ready() == (False, "the store does not respond")
 

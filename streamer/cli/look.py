@@ -1,0 +1,82 @@
+"""A look at the records that a run would read, by which `streamer doctor` judges them.
+
+It joins no group and commits nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+from streamer.build import dead_letter_share, kafka_settings
+from streamer.cli.findings import Finding
+from streamer.dead_letters.share import FIRST_LOOK
+from streamer.event import EventDecoder
+from streamer.event.explain import explain
+from streamer.settings import RunSettings
+from streamer.sources.base import Chunk, Partition, Positions, Source, StartAt
+
+PATIENCE_S = 4.0
+"""How long records are waited for."""
+
+
+def examine_events(settings: RunSettings, chunks: list[Chunk]) -> Iterator[Finding]:
+    """How many of some records are events, and what is wrong with the others."""
+    decoder = EventDecoder(settings, settings.catalogue_topic)
+    decoded = [decoder.decode(chunk) for chunk in chunks]
+    letters = [letter for chunk in decoded for letter in chunk.letters]
+    total = sum(chunk.consumed for chunk in decoded)
+    if not total:
+        yield Finding("events", "ok", "no record waits to be read")
+        return
+    found = f"{total - len(letters):,} of the next {total:,} records are events"
+    if not letters:
+        yield Finding("events", "ok", found)
+        return
+    is_refused = len(letters) > dead_letter_share(settings).max_share * total
+    wrong = explain(settings, settings.source, letters)
+    yield Finding("events", "failure" if is_refused else "warning", found, wrong)
+
+
+def next_records(
+    settings: RunSettings, positions: Positions, limit: int = FIRST_LOOK
+) -> list[Chunk]:
+    """The next records of the source, at most `limit`."""
+    found: list[Chunk] = []
+    with closing(_open_source(settings, positions)) as source:
+        deadline = time.monotonic() + PATIENCE_S
+        while limit and time.monotonic() < deadline and not _is_read(source):
+            for chunk in source.poll(limit, 0.1):
+                found.append(chunk)
+                limit -= len(chunk)
+    return found
+
+
+def _open_source(settings: RunSettings, positions: Positions) -> Source:
+    """A reader of the stream beside all others."""
+    source: Source
+    if settings.source:
+        from streamer.sources.files import FileSource
+
+        source = FileSource(settings.source)
+    elif (kafka := kafka_settings(settings)) is not None:
+        from streamer.sources.kafka.tail import KafkaTail
+
+        source = KafkaTail(replace(kafka, auto_offset_reset="earliest"))
+    else:
+        from streamer.sources.embedded.source import EmbeddedSource
+
+        source = EmbeddedSource(settings.data_dir, settings.all_topics, group=None)
+    source.open(StartAt(positions))
+    return source
+
+
+def _is_read(source: Source) -> bool:
+    """Whether nothing more is there."""
+    if source.at_end:
+        return True
+    read: dict[Partition, int] = dict(source.positions())
+    ends = source.end_offsets()
+    return bool(ends) and all(read.get(p, 0) >= end for p, end in ends.items())
