@@ -97,7 +97,7 @@ class _Line:
         self._data_dir = data_dir
         self._topic = topic
         self._half_bad = half_bad
-        self.common: dict[str, Any] = {}
+        self.common: dict[str, Any] = {"accept_dead_letters": True}
         """Settings of all runs."""
         if options.batch_size:
             self.common["batch_size"] = options.batch_size
