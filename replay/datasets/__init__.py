@@ -8,7 +8,7 @@ log is a SourceError that says where and what to try, with a setting a SettingsE
 """
 
 from streamer.replay.datasets.base import DatasetFormat
-from streamer.replay.datasets.formats import DATASETS, open_log
+from streamer.replay.datasets.formats import DATASETS, LogSample, open_log, sample_log
 from streamer.replay.datasets.log import Interactions, Log
 from streamer.replay.settings import LogSettings
 
@@ -17,6 +17,8 @@ __all__ = [
     "DatasetFormat",
     "Interactions",
     "Log",
+    "LogSample",
     "LogSettings",
     "open_log",
+    "sample_log",
 ]

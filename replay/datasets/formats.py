@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from streamer.errors import SettingsError, SourceError
 from streamer.event.guess import COLUMN_NAMES
 from streamer.replay.datasets.base import DatasetFormat
-from streamer.replay.datasets.database import Database
+from streamer.replay.datasets.database import Database, reading
 from streamer.replay.datasets.files import FirstLines, Location, LogFiles, matches
 from streamer.replay.datasets.log import Log
 from streamer.replay.datasets.published import (
@@ -92,6 +92,18 @@ DATASETS: dict[str, DatasetFormat] = {
     format.name: format for format in (*PUBLISHED, *GENERIC)
 }
 """All formats by their names."""
+SAMPLED = 100
+"""Rows of a sample."""
+
+
+class LogSample(NamedTuple):
+    """What the beginning of a log shows."""
+
+    format: DatasetFormat
+    columns: tuple[str, ...]
+    rows: list[dict[str, str]]
+    """The first ones, by column; without cells that are empty."""
+    files: list[Path]
 
 
 def open_log(
@@ -109,7 +121,41 @@ def open_log(
         SettingsError: with every wrong option.
         SourceError: it is not there, cannot be read, or does not hold an event.
     """
-    settings = settings or LogSettings()
+    format, found = _find_log(path, name, settings or LogSettings())
+    try:
+        columns = format.columns(found)
+        columns.check_filters(found.settings)
+        return Log(format.name, found, columns)
+    except BaseException:
+        found.database.close()
+        raise
+
+
+def sample_log(
+    path: str | Path, name: str | None = None, settings: LogSettings | None = None
+) -> LogSample:
+    """Look at the first rows of a log; arguments and errors are those of `open_log`."""
+    format, found = _find_log(path, name, settings or LogSettings())
+    try:
+        table = format.table(found)
+        file = found.files[0]
+        cells = ", ".join(table.cell(column) for column in table.names)
+        sql = f"SELECT {cells} FROM {table.scan(file)} LIMIT {SAMPLED}"
+        with reading(file.name):
+            first = found.database.rows(sql)
+    finally:
+        found.database.close()
+    rows = []
+    for row in first:
+        named = zip(table.names, row, strict=True)
+        rows.append({column: cell for column, cell in named if cell is not None})
+    return LogSample(format, table.names, rows, [file.path for file in found.files])
+
+
+def _find_log(
+    path: str | Path, name: str | None, settings: LogSettings
+) -> tuple[DatasetFormat, LogFiles]:
+    """The format of a log, and its files in a database that the caller closes."""
     problems = settings.problems()
     if name is not None and name not in DATASETS:
         problems.append(
@@ -131,13 +177,10 @@ def open_log(
             raise SourceError(
                 f"{found.where} is empty, or of another format: none of its lines has any text"
             )
-        # 3. its columns, and the events
-        columns = format.columns(found)
-        columns.check_filters(settings)
-        return Log(format.name, found, columns)
     except BaseException:
         database.close()
         raise
+    return format, found
 
 
 def guess_format(location: Location) -> DatasetFormat:

@@ -15,6 +15,7 @@ from streamer import DISTRIBUTION
 from streamer.errors import SettingsError, StreamerError
 
 COMMANDS = {
+    "up": "streamer.replay.cli.up:up",
     "run": "streamer.cli.run:run",
     "serve": "streamer.cli.serve:serve",
     "recommend": "streamer.cli.recommend:recommend",

@@ -67,6 +67,10 @@ class Reporter:
         signal handler.
         """
 
+    def show(self, text: str) -> None:
+        """Print lines for a person, from any thread."""
+        sys.stderr.write(f"{text}\n")
+
     def finish(self, summary: dict[str, Any] | None) -> None:
         """The run has ended; None if the summary is shown elsewhere."""
 
@@ -183,6 +187,9 @@ class PanelReporter(Reporter):
 
     def note(self, text: str) -> None:
         self._note = text
+
+    def show(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def panel(self) -> RenderableType:
         """The panel as it is now; called by another thread while the run goes on."""

@@ -4,12 +4,13 @@ import contextlib
 import json
 import re
 import signal
-import sys
+import subprocess
 import threading
 import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from queue import Queue
 from typing import Any
 
 import pytest
@@ -20,7 +21,8 @@ from streamer.evaluation import LINE_BASELINES, EventSampler, Prequential, Tally
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.settings import LearnerSettings
-from streamer.replay.cli.demo import DemoSettings, child, children, demo_settings, summary
+from streamer.replay.cli.demo import DemoSettings, demo_plan, next_commands, summary
+from streamer.replay.cli.parts import child
 from streamer.replay.synthetic import SyntheticStream
 from streamer.settings import RunSettings
 
@@ -55,17 +57,18 @@ def test_every_event_is_learned_and_what_came_of_it_is_reported(figures: dict[st
     assert 0 <= figures["hit_rate_at_10"] <= 1
     assert figures["best_baseline"] in LINE_BASELINES
     assert sum(figures["cache"].values()) == pytest.approx(1)
-    assert len(figures["recommendations"]) == 3
-    for one in figures["recommendations"]:
-        assert len(one["recent"]) == len(one["recommended"]) == 5
-        assert not set(one["recent"]) & set(one["recommended"])
+    answer = figures["answer"]
+    assert answer["known"]
+    assert answer["step"] == figures["steps"]
+    assert len(answer["items"]) == 3
+    assert not set(answer["recent"]) & {one["item"] for one in answer["items"]}
     assert Path(figures["checkpoint"]).is_file()
     assert Path(figures["checkpoint"]).parent == Path(figures["checkpoint_dir"])
 
 
 def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path: Path):
     """The learner of the demo, with as many events of each batch ranked on every machine."""
-    settings = demo_settings(DemoSettings(events=512), tmp_path)
+    settings = demo_plan(DemoSettings(events=512), tmp_path).trainer
     learner = Learner(settings.only(LearnerSettings))
     test = Prequential(learner, EventSampler(time_share=None), Tally(window=1000))
     chunks = iter(SyntheticStream())
@@ -80,12 +83,23 @@ def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path
     assert model > baseline.hit_rate > 0
 
 
-def test_the_summary_names_the_next_commands(figures: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PATH", "")
+def test_the_summary_ends_with_what_the_server_answered(figures: dict[str, Any]):
     text = "\n".join(summary(figures))
     assert "20,000 = 20,000 trained + 0 filtered + 0 dead-lettered" in text
-    for command in ("inspect", "recommend", "export"):
-        assert f"{sys.executable} -m streamer {command} --checkpoint-dir {figures['checkpoint_dir']}" in text
+    assert f"The server at {figures['server']} answered" in text
+    assert f"$ curl -s '{figures['server']}users/{figures['answer']['user']}/recommendations?k=3'" in text
+    assert json.dumps(figures["answer"]) in text
+
+
+def test_the_next_commands_work_as_they_are_printed(
+    figures: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    commands = list(next_commands(figures))
+    assert [command.split()[3] for command in commands] == ["inspect", "recommend", "export", "replay", "run"]
+    for command in commands:
+        done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=240)
+        assert done.returncode == 0, (command, done.stderr)
 
 
 def until(done: Callable[[], Any], patience_s: float = 120.0) -> None:
@@ -107,7 +121,7 @@ def test_ctrl_c_ends_it_with_the_summary(tmp_path: Path):
 
 def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
     (port,) = free_ports(1)
-    arguments = ["--serve", "--serve-port", port, "--events", 3000, "--rate", 3000, "--no-open"]
+    arguments = ["--serve", "--port", port, "--events", 3000, "--rate", 3000, "--no-open"]
 
     def ask(path: str, body: dict[str, Any] | None = None) -> Any:
         content = json.dumps(body).encode() if body is not None else None
@@ -146,23 +160,24 @@ def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
 
 def test_the_trainer_has_the_defaults_of_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("STREAMER_BATCH_SIZE", "7")
-    ours, defaults = demo_settings(DemoSettings(events=1000), tmp_path), RunSettings()
+    ours, defaults = demo_plan(DemoSettings(events=1000), tmp_path).trainer, RunSettings()
     changed = {name for name in RunSettings.all() if getattr(ours, name) != getattr(defaults, name)}
-    assert changed == {"data_dir", "max_events", "checkpoint_every_s"}
+    assert changed == {"data_dir", "publish_dir", "checkpoint_every_s"}
 
 
 def test_a_writer_that_fails_says_why(tmp_path: Path):
-    failed = threading.Event()
+    ended: Queue[int] = Queue()
     (tmp_path / "file").touch()
-    with child(children(DemoSettings(), tmp_path / "file" / "data")["writer"], failed.set) as why:
-        assert failed.wait(60)
+    writer = demo_plan(DemoSettings(), tmp_path / "file" / "data").writer
+    with child(writer, lambda code, _: ended.put(code)) as why:
+        assert ended.get(timeout=60) == 1
     assert "streamer: " in why()
 
 
 def test_a_writer_ends_with_the_block_and_that_is_no_failure(tmp_path: Path):
-    failed = threading.Event()
-    with child(children(DemoSettings(rate=10.0), tmp_path)["writer"], failed.set):
+    ended: Queue[int] = Queue()
+    with child(demo_plan(DemoSettings(rate=10.0), tmp_path).writer, lambda code, _: ended.put(code)):
         threads = [thread for thread in threading.enumerate() if thread.name == "replay"]
         assert len(threads) == 1
     assert not threads[0].is_alive()
-    assert not failed.is_set()
+    assert ended.empty()
