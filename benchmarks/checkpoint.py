@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import streamer
 from common import long_tailed, new_parser, numbers, report
 from streamer.accounting import Accounting
 from streamer.ingest.batcher import MicroBatch
@@ -301,7 +302,7 @@ def _template(ids: int) -> Learner:
     template = Learner()
     user_ids = [f"u{user}" for user in users]
     item_ids = [f"i{item}" for item in items]
-    template.learn(zip(user_ids, item_ids, strict=True))
+    streamer.Learner(template).learn(zip(user_ids, item_ids, strict=True))
     return template
 
 
@@ -328,13 +329,13 @@ def _fill_kind(
 
 def _measure_restart(directory: str) -> dict[str, Any]:
     """Seconds from opening the directory to the end of the first step."""
-    Learner().learn([("u", "i")])  # kernels are loaded
+    streamer.Learner().learn([("u", "i")])  # kernels are loaded
     started = time.perf_counter()
     learner = Learner()
     checkpointer = Checkpointer(CheckpointStore(directory), every_s=None)
     checkpointer.restore(learner, Sharing())
     restored_s = time.perf_counter() - started
-    learner.learn([("user-1", "item-1")])
+    streamer.Learner(learner).learn([("user-1", "item-1")])
     first_step_s = time.perf_counter() - started
     points = len(checkpointer._store.links)
     checkpointer.close()

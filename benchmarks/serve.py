@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import streamer
 from common import long_tailed, new_parser, report
 from load import closed_loop, open_loop, quantiles_ms, shuffled_paths
 from processes import (
@@ -218,7 +219,7 @@ def learned(items: int) -> Learner:
     events = []
     for user, item in zip(users, chosen, strict=True):
         events.append((str(user), f"i{item}", 1.7e9 + len(events)))
-    learner.learn(events, 2048)
+    streamer.Learner(learner).learn(events, batch_size=2048)
 
     known = len(learner.state.items)
     for start in range(known, items, 1 << 15):

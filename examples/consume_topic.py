@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from streamer import EmbeddedLog, RunSettings, build_pipeline
+from streamer import EmbeddedLog, Learner, RunSettings, build_pipeline
 
 
 def write_some(directory: Path, topic: str) -> None:
@@ -45,13 +45,13 @@ else:
     settings = RunSettings(topics=("clicks",), data_dir=directory, until_end=True)
 
 pipeline = build_pipeline(settings)
+learner = Learner(pipeline.learner)
 
 
 def after_batch(batch):
     user = batch.users[-1]
-    best = ", ".join(
-        found.item for found in pipeline.learner.recommend(user, k=3, exclude_seen=True)
-    )
+    found = learner.recommend(user, k=3, exclude_seen=True)
+    best = ", ".join(recommendation.item for recommendation in found)
     print(f"{pipeline.accounting.trained:,} events trained; next for {user}: {best}")
 
 

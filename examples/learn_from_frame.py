@@ -2,7 +2,7 @@
 
     python examples/learn_from_frame.py [events.csv]
 
-Works with pandas as with polars: `learn` takes any iterable of (user, item, time).
+Works with pandas as with polars.
 """
 
 import sys
@@ -28,10 +28,8 @@ frame = pd.read_csv(sys.argv[1]) if len(sys.argv) > 1 else made_up()
 frame = frame.sort_values("time", kind="stable")
 
 learner = Learner(dim=32)  # everything else as in `streamer run`
-count = learner.learn(zip(frame["user"], frame["item"], frame["time"], strict=True))
-print(
-    f"learned from {count:,} events: {len(learner.state.users):,} users, {len(learner.state.items):,} items"
-)
+count = learner.learn(frame)
+print(f"learned from {count:,} events: {learner}")
 
 with tempfile.TemporaryDirectory() as directory:
     learner.save(directory)

@@ -2,8 +2,9 @@
 
     from streamer import Learner
 
-    learner = Learner(dim=32) learner.learn([("ann", "tea", 1731700000), ("ann", "milk",
-    1731700060), ("bob", "tea", 1731700090)]) learner.recommend("bob", k=3)
+    learner = Learner(dim=32)
+    learner.learn([("ann", "tea"), ("ann", "milk"), ("bob", "tea")])
+    learner.recommend("bob", k=3)
 
 `docs/python.md` describes the public names below. They are imported when they are used:
 `import streamer` is quick.
@@ -18,7 +19,7 @@ DISTRIBUTION = "streamer-recommender"
 """What pip calls the package that `import streamer` finds."""
 
 PUBLIC = {
-    "Learner": "streamer.learner",
+    "Learner": "streamer.api",
     "LearnerSettings": "streamer.model.settings",
     "RunSettings": "streamer.settings",
     "METHODS": "streamer.model.losses",
@@ -37,15 +38,17 @@ PUBLIC = {
     "StreamingPopularity": "streamer.model.streaming",
     "OccurrenceCache": "streamer.model.streaming",
     "StreamerError": "streamer.errors",
+    "EventError": "streamer.errors",
 }
 """Public name -> the module that has it."""
 
 __all__ = list(PUBLIC)
 
 if TYPE_CHECKING:
+    from streamer.api import Learner as Learner
     from streamer.build import build_pipeline as build_pipeline
+    from streamer.errors import EventError as EventError
     from streamer.errors import StreamerError as StreamerError
-    from streamer.learner import Learner as Learner
     from streamer.model.losses import METHODS as METHODS
     from streamer.model.losses.functional import bir_loss as bir_loss
     from streamer.model.losses.functional import mns_loss as mns_loss

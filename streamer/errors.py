@@ -2,6 +2,7 @@
 
 StreamerError
 ├── SettingsError            one or more settings are wrong; carries every problem at once
+├── EventError               something that is to be learned is no event; names the row
 ├── SourceError              a source of events cannot be used as asked
 │   ├── SourceUnavailable    the other side does not respond now; trying again may help
 │   └── UnknownTopic         the topic does not exist and is not created on reading
@@ -35,6 +36,10 @@ class SettingsError(StreamerError):
     def __init__(self, problems: Sequence[str]) -> None:
         self.problems = list(problems)
         super().__init__("; ".join(self.problems))
+
+
+class EventError(StreamerError, ValueError):
+    """Something that is to be learned is no event."""
 
 
 class SourceError(StreamerError):

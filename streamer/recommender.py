@@ -24,7 +24,7 @@ from streamer.model.rows.by_rows import Arrays
 from streamer.model.rows.recent_items import RecentItems, UserHistory
 
 if TYPE_CHECKING:
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
 
 
 LAST_S = 2**31 - 1
@@ -38,7 +38,8 @@ ItemRows = NDArray[np.integer[Any]]
 class Recommendation(NamedTuple):
     """A recommended item."""
 
-    item: str
+    item: Any
+    """Its id: text, or what a `streamer.Learner` was given."""
     score: float
     recent: bool
     """Whether it is among the recent items that the recommendation is based on."""
@@ -51,7 +52,7 @@ class Reasons(NamedTuple):
     """What each kind of evidence adds to the score; the rest is the same for all items
     of the query.
     """
-    recent: list[tuple[str, float]]
+    recent: list[tuple[Any, float]]
     """Recent items that users had shortly before or after it, and how near each is; the
     nearest first.
     """
@@ -97,7 +98,7 @@ class Recommender:
         learner: what was learned.
     """
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: OnlineLearner) -> None:
         self._learner = learner
         self._state = learner.state
 
@@ -238,6 +239,8 @@ class Recommender:
         """Items and scores for each query, from which the best are chosen."""
         if not self._state.settings.rerank:
             for query, count, out in zip(queries, counts, left_out, strict=True):
+                if among is not None:  # they may be far down the list
+                    count = len(self._state.items)
                 if query.known:
                     yield self._retrieved(query, count, out)
                 else:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 
 import streamer
+from streamer.api.settings import SettingChanges
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -18,7 +21,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 NAMES = """
     Learner LearnerSettings RunSettings METHODS Pipeline build_pipeline
     KafkaSource KafkaSettings EmbeddedSource EmbeddedLog FileSource
-    ssl_loss ssl_pop_loss mns_loss bir_loss xir_loss StreamingPopularity OccurrenceCache StreamerError
+    ssl_loss ssl_pop_loss mns_loss bir_loss xir_loss StreamingPopularity OccurrenceCache StreamerError EventError
 """
 
 
@@ -31,6 +34,23 @@ def test_the_public_names_are_these():
 def test_every_public_name_is_there_and_documented(name):
     assert getattr(streamer, name) is not None
     assert re.search(rf"\b{name}\b", (ROOT / "docs" / "python.md").read_text())
+
+
+def test_the_learner_offers_these_methods_and_nothing_else():
+    public = [name for name in dir(streamer.Learner) if not name.startswith("_")]
+    assert public == ["evaluate", "explain", "learn", "load", "popular", "recommend", "save", "similar"]
+    assert all(getattr(streamer.Learner, name).__doc__ for name in public)
+    of_one = [name for name in vars(streamer.Learner(dim=4)) if not name.startswith("_")]
+    assert of_one == ["settings"]
+
+
+def test_editors_complete_every_setting_with_its_type():
+    """A setting that is new in `model/settings.py` belongs into `streamer/api/settings.py`, too."""
+    declared = typing.get_type_hints(streamer.LearnerSettings)
+    names = streamer.LearnerSettings.all()
+    assert typing.get_type_hints(SettingChanges) == {name: declared[name] for name in names}
+    changes = inspect.signature(streamer.Learner.__init__, eval_str=True).parameters["changes"]
+    assert changes.annotation == typing.Unpack[SettingChanges]
 
 
 def test_type_checkers_see_the_same_names():

@@ -1,13 +1,10 @@
 """Feedback that comes late: an event is trained only after further seconds of the
 stream have been ranked.
-
-What users did last is known at once, as it is to whoever serves them, and described
-as a server describes it; only learning waits.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.evaluation.baselines import Stretch
+from streamer.evaluation.unlearned import UnlearnedEvents
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Evaluator, Learned, Learner
-from streamer.model.batch import Batch, Rows
-from streamer.model.ranking.uncounted import QueryEvents, UserEvents
-from streamer.model.rows.recent_items import RecentItems, UserHistory
+from streamer.learner import Evaluator, Learned, OnlineLearner
+from streamer.model.batch import Rows
 from streamer.model.settings import LearnerSettings
 
 
@@ -57,7 +53,7 @@ class Delay:
         return due
 
 
-class DelayedLearner(Learner):
+class DelayedLearner(OnlineLearner):
     """Learns from a micro-batch when all of its events are due; ranks it when it comes.
 
     What is not due at the end of the stream is never learned. Without a delay it is the
@@ -75,9 +71,7 @@ class DelayedLearner(Learner):
         """[B] of the latest batch, see `Delay.due`; None without a delay."""
         self._held: deque[tuple[MicroBatch, bool]] = deque()
         self._released = 0
-        self._waiting: dict[str, deque[UserEvents]] = defaultdict(deque)
-        self._live = RecentItems(self.state.recent.length, self.state.retired)
-        self.eviction.on_reuse.append(self._forget_live)
+        self._unlearned = UnlearnedEvents(self)
 
     def learn_batch(
         self,
@@ -92,7 +86,7 @@ class DelayedLearner(Learner):
             return super().learn_batch(batch, evaluator, counted)
         # 1.
         self.due = self.delay.due(batch.timestamps_s)
-        self._rank(batch, evaluator)
+        self._unlearned.rank(batch, evaluator)
         # 2.
         self._held.append((batch, counted))
         # 3.
@@ -103,53 +97,9 @@ class DelayedLearner(Learner):
                 break
             self._held.popleft()
             self._released += len(held)
-            for user in held.users:
-                self._waiting[user].popleft()
+            self._unlearned.release(held.users)
             learned = super().learn_batch(held, counted=counts)
         return learned
-
-    def _rank(self, batch: MicroBatch, evaluator: Evaluator | None) -> None:
-        """Rank a batch by what its users had last and by what is learned so far."""
-        times_s = self.state.event_times(batch.timestamps_s, len(batch))
-        users = self.state.rows_of("users", batch.users)
-        items = self.state.rows_of("items", batch.items)
-        history = self._live.observe(users, items, times_s)
-        uncounted = self._wait(batch.users, items, times_s, history)
-        if evaluator is None:
-            return
-        rows = Batch(users, items, self.candidates.recent_items(history), times_s)
-        chosen = evaluator.choose(len(batch))
-        candidates = None
-        if self.settings.rerank:
-            candidates = self.candidates.generate(
-                rows.only(chosen),
-                history.only(chosen),
-                uncounted=[uncounted[n] for n in chosen.tolist()],
-            )
-        evaluator(rows, chosen, candidates)
-
-    def _wait(
-        self, users: Sequence[str], items: Rows, times_s: Rows, history: UserHistory
-    ) -> list[UserEvents]:
-        """Add events to those that wait to be learned; returns what of each one's user
-        waited before.
-        """
-        found = []
-        nothing = UserEvents.none(self.state.recent.length)
-        times_s = times_s.astype(np.int32)
-        for n, user in enumerate(users):
-            waiting = self._waiting[user]
-            before = QueryEvents.of([nothing, *waiting])
-            found.append(UserEvents(before.items, before.times_s, before.history))
-            at = np.array([n])
-            waiting.append(UserEvents(items[at], times_s[at], history.only(at)))
-        return found
-
-    def _forget_live(self, kind: str, rows: Rows) -> None:
-        if kind == "users":
-            self._live.forget(rows)
-        else:
-            self._live.sweep(np.arange(self._live.size))
 
 
 class PendingEvents:

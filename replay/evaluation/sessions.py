@@ -13,10 +13,11 @@ from itertools import pairwise
 
 import numpy as np
 
+from streamer.api import Learner
 from streamer.errors import SettingsError, SourceError
 from streamer.evaluation.baselines import RECENT, BaselineRunner, Stretch
 from streamer.evaluation.tally import METRICS, MISS, values
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Batch, Rows
 from streamer.model.rows.retired import RetiredItems
 from streamer.model.rows.seen_items import SeenBefore
@@ -48,7 +49,7 @@ class SessionRun:
         if problems := settings.problems():
             raise SettingsError(problems)
         self.settings = settings
-        self.learner = Learner(settings)
+        self.learner = OnlineLearner(settings)
         self._learned_s = 0.0
         self._events = 0
         self._sessions = 0
@@ -120,7 +121,7 @@ class SessionRun:
         started = CLOCK()
         # without times, events come a second after the one before
         events = zip(users.tolist(), items, strict=True)
-        self.learner.learn(events, self.settings.batch_size)
+        Learner(self.learner).learn(events, batch_size=self.settings.batch_size)
         self._learned_s += CLOCK() - started
         codes = [self._codes.setdefault(item, len(self._codes)) for item in items]
         times_s = self._events + np.arange(len(items))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import torch
 
 from streamer.accounting import Accounting
-from streamer.errors import IncompatibleCheckpoint, SettingsError
+from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.model.settings import LearnerSettings
-from streamer.snapshot import Checkpoint
+from streamer.snapshot import Checkpoint, SnapshotDirectory
 
 
 def checkpoint_meta(
@@ -50,6 +51,18 @@ def learner_settings(
         )
     base = settings.only(LearnerSettings) if settings is not None else LearnerSettings()
     return dataclasses.replace(base, **changes)
+
+
+def newest_checkpoint(directory: str | Path) -> Checkpoint:
+    """The newest checkpoint in a directory, written by `save` or by `streamer run`.
+
+    Raises:
+        CheckpointError: there is none, or none that this version can read.
+    """
+    checkpoint = SnapshotDirectory(directory).load()
+    if checkpoint is None:
+        raise CheckpointError(f"there is no checkpoint in {directory}")
+    return checkpoint
 
 
 def checkpoint_settings(checkpoint: Checkpoint) -> LearnerSettings:

@@ -5,15 +5,13 @@ from.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.errors import CheckpointError
 from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner.cache import refresh_cache
@@ -22,6 +20,7 @@ from streamer.learner.checkpoint import (
     checkpoint_meta,
     checkpoint_settings,
     learner_settings,
+    newest_checkpoint,
 )
 from streamer.learner.eviction import Eviction
 from streamer.learner.features import FeatureColumn, Features
@@ -33,13 +32,11 @@ from streamer.model.ranking.co_occurrence import MAX_PAIR_DISTANCE
 from streamer.model.rows.recent_items import UserHistory
 from streamer.model.settings import LearnerSettings
 from streamer.model.step import StepResult
-from streamer.recommender import Recommendation, Recommender
-from streamer.settings import PipelineSettings
-from streamer.snapshot import Checkpoint, CheckpointStore, SnapshotDirectory
+from streamer.snapshot import Checkpoint, CheckpointStore
 
 
-class Learner:
-    """Learns from micro-batches.
+class OnlineLearner:
+    """Learns from micro-batches. `streamer.Learner` is its public face.
 
     What is learned is in `state`; `eviction` keeps it bounded, `features` describes
     users and items, `candidates` finds what the ranker ranks.
@@ -60,100 +57,36 @@ class Learner:
         self.features = Features(self.state, self.eviction)
         self.candidates = CandidateGenerator(self.state)
 
-    def learn(
-        self,
-        events: Iterable[Sequence[Any]],
-        batch_size: int = PipelineSettings.batch_size,
-    ) -> int:
-        """Learn from events in their order, and return their number.
-
-        Args:
-            events: (user, item) or (user, item, time) each, time in seconds since the
-                epoch; ids become text.
-            batch_size: events of a training step.
-        """
-        count = 0
-        left = iter(events)
-        while chunk := list(itertools.islice(left, batch_size)):
-            batch = _micro_batch(chunk, self.state.candidate_features.windows.now_s)
-            for stretch in self.split_catalogue_events(batch):
-                self.learn_batch(stretch)
-            count += len(chunk)
-        return count
-
-    def recommend(
-        self,
-        user: object | None = None,
-        k: int = 10,
-        *,
-        recent: Sequence[object] | None = None,
-        exclude_seen: bool = False,
-    ) -> list[Recommendation]:
-        """The best items for a user, or for a session without one; best first, each
-        with its score.
-
-        Args:
-            user: id; an unknown one gets what a user without history gets.
-            k: how many items.
-            recent: instead of a user: the items of a session, oldest first.
-            exclude_seen: leave out what the user had, or the items of the session.
-
-        Raises:
-            ValueError: neither or both of `user` and `recent` are given.
-        """
-        if (user is None) == (recent is None):
-            raise ValueError("give either a user or the recent items of a session")
-        if not len(self.state.items):
-            return []
-        recommender = Recommender(self)
-        if recent is not None:
-            query = recommender.session([str(item) for item in recent])
-        else:
-            query = recommender.user(str(user))
-        return recommender.recommend([query], k, exclude_seen=exclude_seen)[0]
-
-    def rank(self, user: object, items: Iterable[object]) -> list[Recommendation]:
-        """Some items by their score for a user, best first; unknown items are left
-        out.
-        """
-        rows = np.unique(self.state.items.known([str(item) for item in items]))
-        among = rows[rows >= 0]
-        if not len(among):
-            return []
-        recommender = Recommender(self)
-        query = recommender.user(str(user))
-        return recommender.recommend([query], len(self.state.items), among=among)[0]
-
-    def save(self, directory: str | Path) -> Path:
+    def save(self, directory: str | Path, about: dict[str, Any] | None = None) -> Path:
         """Write a checkpoint into a directory, for `load`, `streamer recommend`,
         `inspect` and `export`.
+
+        Args:
+            directory: is created if it is not there.
+            about: what else the checkpoint says.
 
         Raises:
             CheckpointError: it cannot be written.
         """
         arrays, values = self.state.dense()
-        meta = checkpoint_meta(self.settings, values)
+        meta = checkpoint_meta(self.settings, values) | (about or {})
         meta["step"] = self.state.trainer.steps
         with CheckpointStore(directory) as store:
             return store.save(self.state.chunks(), arrays, meta)
 
     @classmethod
-    def load(cls, directory: str | Path, device: str | None = None) -> Learner:
-        """The learner of the newest checkpoint in a directory, written by `save` or by
-        `streamer run`.
+    def load(cls, directory: str | Path, device: str | None = None) -> OnlineLearner:
+        """The learner of the newest checkpoint in a directory.
 
         Raises:
             CheckpointError: there is none, or none that this version can read.
         """
-        checkpoint = SnapshotDirectory(directory).load()
-        if checkpoint is None:
-            raise CheckpointError(f"there is no checkpoint in {directory}")
-        return cls.from_checkpoint(checkpoint, device)
+        return cls.from_checkpoint(newest_checkpoint(directory), device)
 
     @classmethod
     def from_checkpoint(
         cls, checkpoint: Checkpoint, device: str | None = None
-    ) -> Learner:
+    ) -> OnlineLearner:
         """The learner as it was when a checkpoint was written, with the settings it had
         then.
 
@@ -338,20 +271,6 @@ class Learner:
 
     def _end_step(self) -> None:
         """Nothing more is to do: catalogue events take effect between two steps."""
-
-
-def _micro_batch(events: Sequence[Sequence[Any]], now_s: float) -> MicroBatch:
-    """Of (user, item) or (user, item, time); one without a time comes a second after
-    the one before.
-    """
-    batch = MicroBatch()
-    last = float(now_s)
-    for event in events:
-        last = float(event[2]) if len(event) > 2 else last + 1
-        batch.users.append(str(event[0]))
-        batch.items.append(str(event[1]))
-        batch.timestamps_s.append(last)
-    return batch
 
 
 def _placed(values: Rows, places: Rows, count: int) -> Rows:

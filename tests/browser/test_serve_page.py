@@ -9,6 +9,7 @@ from line_harness import TOPIC, events
 from live_run import IMAGE, SCRIPT
 from serve_harness import Client, Trainer, wait_until
 
+import streamer
 from streamer.event import NO_USER, TITLE
 from streamer.ingest.batcher import MicroBatch
 from streamer.sources.base import Partition
@@ -29,7 +30,7 @@ def client(tmp_path_factory) -> Iterator[Client]:
     title = MicroBatch([NO_USER], ["i119"], [1e9], item_features=[{TITLE: "Kind of <b>Blue</b>"}])
     assert not list(trainer.learner.split_catalogue_events(title))
     trainer.learn(STREAM[:-1])
-    trainer.learner.learn(STREAM[-1:])
+    streamer.Learner(trainer.learner).learn(STREAM[-1:])
     trainer.positions = {Partition(TOPIC, 0): 0}
     trainer.publish()
     client = Client(directory, clicks=True).ready()

@@ -14,6 +14,7 @@ from kafka_harness import QUICK, KafkaHarness
 from line_harness import events
 from serve_harness import Client, Server, Trainer, said, served, wait_until
 
+import streamer
 from streamer.event import EventDecoder, encode
 from streamer.serve.follower import Tail
 from streamer.serve.service import RecommendRequest
@@ -100,7 +101,7 @@ def test_a_broker_that_is_away_is_shown_and_caught_up(restartable):
     trainer.learn(STREAM[:200])
     server.reach(trainer)
     kafka.server.stop()
-    trainer.learner.learn(STREAM[200:300])
+    streamer.Learner(trainer.learner).learn(STREAM[200:300])
     wait_until(lambda: trainer.publisher.step(dict) or trainer.publisher.status.problem, "noticing")
     wait_until(lambda: server.follower.problem, "noticing")
     assert served(server.service, "u1")

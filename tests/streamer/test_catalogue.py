@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from line_harness import assert_same_learner, events, popularity_counts, small
 from serve_harness import Server, Trainer, said, served, wait_until
 
+import streamer
 from streamer.event import NO_USER, Features
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
@@ -51,7 +52,7 @@ def vector(learner: Learner, item: str) -> np.ndarray:
 
 
 def recommended(learner: Learner, user: str = "u1") -> set[str]:
-    return {found.item for found in learner.recommend(user, 1000)}
+    return {found.item for found in streamer.Learner(learner).recommend(user, 1000)}
 
 
 class TestUntouchedItems:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from line_harness import Watch, assert_same_learner, events, learn_all, micro_batch, newest, small, whole_state
 
+import streamer
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
 from streamer.learner import Learner
 from streamer.model.losses import METHODS
@@ -204,7 +205,7 @@ class TestFeatures:
             if k == 120 and absurd:
                 pairs[0], items[0] = ("u0", "poison"), {"price": absurd}
             learner.learn_batch(micro_batch(pairs, user_features=users, item_features=items))
-        found = [learner.recommend(f"u{g}", 3) for g in range(10)]
+        found = [streamer.Learner(learner).recommend(f"u{g}", 3) for g in range(10)]
         right = sum(one.item.startswith(f"i{g}-") for g, three in enumerate(found) for one in three)
         assert right / 30 > 0.8
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from line_harness import Event, Watch, assert_same_learner, events, learn_all, micro_batch, small
 
+import streamer
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner
 from streamer.model.batch import Batch
@@ -88,8 +89,10 @@ def test_events_that_are_not_new_to_their_user_teach_nothing_about_discoveries()
 
 def test_events_without_a_time_come_one_after_the_other():
     without, with_times = Learner(small()), Learner(small())
-    without.learn(STREAM[:100], batch_size=30)
-    with_times.learn([(user, item, 1 + n) for n, (user, item) in enumerate(STREAM[:100])], batch_size=30)
+    streamer.Learner(without).learn(STREAM[:100], batch_size=30)
+    streamer.Learner(with_times).learn(
+        [(user, item, 1 + n) for n, (user, item) in enumerate(STREAM[:100])], batch_size=30
+    )
     assert_same_learner(without, with_times)
 
 
@@ -100,15 +103,15 @@ class TestRecommending:
         for user in {user for user, _ in STREAM}:
             had = {item for who, item in STREAM if who == user}
             assert len(had) > learner.settings.history
-            found = [r.item for r in learner.recommend(user, k=20, exclude_seen=True)]
+            found = [r.item for r in streamer.Learner(learner).recommend(user, k=20, exclude_seen=True)]
             assert len(found) == 20
             assert not had & set(found)
-            assert had & {r.item for r in learner.recommend(user, k=20)}
+            assert had & {r.item for r in streamer.Learner(learner).recommend(user, k=20)}
 
     def test_items_of_the_session_do_not_come_back(self):
         learner, session = learned(), [f"i{n}" for n in range(15)]
         assert len(session) > learner.settings.history
-        found = {r.item for r in learner.recommend(recent=session, k=30, exclude_seen=True)}
+        found = {r.item for r in streamer.Learner(learner).recommend(recent=session, k=30, exclude_seen=True)}
         assert len(found) == 30
         assert not set(session) & found
 
@@ -116,7 +119,7 @@ class TestRecommending:
         """As if the learner had taken them in; those of unknown items are passed over."""
         learner, later = learned(), learned()
         new = [("u3", "i7", 900.0), ("u3", "i1", 901.0), ("u3", "i7", 902.0)]
-        later.learn(new)
+        streamer.Learner(later).learn(new)
         query = Recommender(learner).user("u3", [(item, at) for _, item, at in new] + [("never seen", 903.0)])
         wanted = Recommender(later).user("u3")
         for name, array in wanted.history._asdict().items():
@@ -145,7 +148,7 @@ class TestRecommending:
         query = query or recommender.session(items)
         for exclude_seen in (False, True):
             found = recommender.recommend([query], 25, exclude_seen=exclude_seen)[0]
-            wanted = counted.recommend(user or "somebody new", 25, exclude_seen=exclude_seen)
+            wanted = streamer.Learner(counted).recommend(user or "somebody new", 25, exclude_seen=exclude_seen)
             assert {r.item: r for r in found} == {r.item: r for r in wanted}
 
     def test_a_new_user_is_served_by_events_that_are_not_learned_yet(self):
@@ -207,7 +210,7 @@ class TestRecommending:
         """Popular items and those near to the user are all known to the user: they must not use up the list."""
         stream = [("other", f"rare {n}") for n in range(15)]
         stream += [("ann", f"i{n}") for _ in range(6) for n in range(120)]
-        found = learned(stream).recommend("ann", k=10, exclude_seen=True)
+        found = streamer.Learner(learned(stream)).recommend("ann", k=10, exclude_seen=True)
         assert len(found) == 10
         assert all(r.item.startswith("rare") for r in found)
 
@@ -216,18 +219,18 @@ class TestRecommending:
         row = learner.state.items.rows(["theirs", "nobody's"])
         learner.state.trainer.model.grow(len(learner.state.users), len(learner.state.items))
         learner.state.item_counts.add(row[:1], np.array([3.0]))
-        found = {r.item for r in learner.recommend("u3", k=1000)}
+        found = {r.item for r in streamer.Learner(learner).recommend("u3", k=1000)}
         assert "theirs" in found
         assert "nobody's" not in found
 
     def test_given_items_are_ranked_by_the_scores_that_recommend_gives_them(self):
         learner = learned()
-        every = learner.recommend("u3", k=1000)
+        every = streamer.Learner(learner).recommend("u3", k=1000)
         scores = {r.item: r.score for r in every}
         assert len(every) == len(scores) == len(learner.state.items)
         assert list(scores.values()) == sorted(scores.values(), reverse=True)
         wanted = [f"i{n}" for n in range(0, 150, 7)]
-        found = learner.rank("u3", [*wanted, "never seen", wanted[0]])
+        found = streamer.Learner(learner).recommend("u3", 1000, among=[*wanted, "never seen", wanted[0]])
         known = [item for item in wanted if item in scores]
         assert len(known) > 10
         assert {r.item: r.score for r in found} == pytest.approx({item: scores[item] for item in known}, abs=1e-5)
@@ -235,9 +238,9 @@ class TestRecommending:
 
     def test_asking_changes_nothing_that_is_learned(self):
         asked, left_alone = learned(), learned()
-        asked.recommend("u3", exclude_seen=True)
-        asked.recommend("nobody")
-        asked.recommend(recent=["i1", "i2", "i1"])
+        streamer.Learner(asked).recommend("u3", exclude_seen=True)
+        streamer.Learner(asked).recommend("nobody")
+        streamer.Learner(asked).recommend(recent=["i1", "i2", "i1"])
         Recommender(asked).recommend([Recommender(asked).user("u3", [("i5", 900.0)])])
         asked.rank("u3", ["i1", "i149"])
         for learner in (asked, left_alone):

@@ -18,6 +18,7 @@ from memory_place import MemoryPlace
 from memory_source import MemoryLog, MemorySource
 from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
+import streamer
 from streamer.event import EventDecoder, EventSettings
 from streamer.learner import Learner
 from streamer.serve.follower import Tail
@@ -149,7 +150,7 @@ def test_a_trainer_that_was_replaced_and_writes_on_is_not_followed(pair, tmp_pat
     trainer.learn(STREAM[200:400])
     server.reach(trainer)
     zombie.publisher.step(lambda: {CLICKS: 0})
-    zombie.learner.learn(STREAM[:50])
+    streamer.Learner(zombie.learner).learn(STREAM[:50])
     trainer.learn(STREAM[400:500])
     server.reach(trainer)
     assert_equal(server.service, trainer.learner)
@@ -298,10 +299,10 @@ def test_a_volume_that_is_away_is_shown_and_caught_up(pair, tmp_path):
     trainer.learn(STREAM[:200])
     server.reach(trainer)
     (tmp_path / "points").rename(tmp_path / "away")
-    trainer.learner.learn(STREAM[200:300])
+    streamer.Learner(trainer.learner).learn(STREAM[200:300])
     wait_until(lambda: trainer.publisher.step(lambda: {CLICKS: 300}) or trainer.publisher.status.problem, "noticing")
     for part in range(300, 600, 100):  # what changes meanwhile is remembered as rows
-        trainer.learner.learn(STREAM[part : part + 100])
+        streamer.Learner(trainer.learner).learn(STREAM[part : part + 100])
         trainer.publisher.step(lambda: {CLICKS: 600})
     wait_until(lambda: server.follower.problem, "noticing")
     wait_until(lambda: server.service.ready().reason == server.follower.problem, "saying so")
@@ -365,7 +366,7 @@ def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, m
     monkeypatch.setattr("streamer.snapshot.publisher.CHUNK_ROWS", 32)
     monkeypatch.setattr("streamer.snapshot.publisher.SWEEP_DELTAS", 7)
     learner = Learner(small())
-    learner.learn(STREAM[:600])
+    streamer.Learner(learner).learn(STREAM[:600])
     trainer, server = Trainer(tmp_path / "points", learner), Server(tmp_path / "points")
     snapshots, first = SnapshotDirectory(tmp_path / "points"), []
     for seed in range(40):

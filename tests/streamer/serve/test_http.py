@@ -16,6 +16,7 @@ import pytest
 from line_harness import PATIENCE_S, TOPIC, events
 from serve_harness import Client, Trainer, said, wait_until
 
+import streamer
 from streamer.errors import SettingsError, StreamerError
 from streamer.event import encode
 from streamer.serve.service import RecommendRequest, Service
@@ -118,7 +119,7 @@ def test_what_a_user_did_a_moment_ago_counts_before_it_is_learned(client, traine
     log = EmbeddedLog(trainer.directory)
     log.create_topic(TOPIC, 1)
     now = time.time()
-    trainer.learner.learn([("u4", "i1", now)])
+    streamer.Learner(trainer.learner).learn([("u4", "i1", now)])
     trainer.positions = {Partition(TOPIC, 0): 0}
     trainer.publish()
     wait_until(lambda: client.get("/status")["step"] == trainer.learner.state.trainer.steps, "following")
@@ -127,7 +128,7 @@ def test_what_a_user_did_a_moment_ago_counts_before_it_is_learned(client, traine
     assert client.get("/users/u3/recommendations")["step"] == trainer.learner.state.trainer.steps
     assert client.get("/status")["events_not_learned"] == 2
     assert not {"i7", "i8"} & set(client.items("u3", "k=50"))
-    trainer.learner.learn([("u3", "i7", now + 7), ("u3", "i8", now + 8)])
+    streamer.Learner(trainer.learner).learn([("u3", "i7", now + 7), ("u3", "i8", now + 8)])
     trainer.positions = {Partition(TOPIC, 0): 2}
     trainer.publish()
     wait_until(lambda: not client.get("/status")["events_not_learned"], "learning")
