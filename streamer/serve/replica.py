@@ -54,7 +54,7 @@ class Replica:
         longer than a visitor waits.
         """
         items = self.learner.state.items
-        known = items.ids_of(items.used[:1])
+        known = items.ids_of(items.used[:1].tolist())
         recommender = self.recommender
         query = recommender.user("", [(item, 0.0) for item in known])
         (best,) = recommender.recommend([query], 1)
