@@ -151,16 +151,18 @@ class Page:
             figure = f"hr@10 {SECOND_HALF}{slice_}"
             means = {row["who"]: self._mean(row, figure) for row in found}
             best = {row["who"]: means[row["who"]] for row in found if row["baseline"]}
-            ours = means.get(DEFAULT)
+            own = means.get(DEFAULT)
             known = {who: mean.mean for who, mean in best.items() if mean}
-            if ours is None or not known:
+            if own is None or not known:
                 rows.append([slice_title(slice_), MISSING, MISSING, ""])
                 continue
             who = max(known, key=lambda name: known[name])
-            ratio = f"{ours.mean / known[who]:.3f}"
-            cells = [str(ours), f"{known[who]:.4f} {who}", ratio]
+            ratio = f"{own.mean / known[who]:.3f}"
+            cells = [str(own), f"{known[who]:.4f} {who}", ratio]
             rows.append([slice_title(slice_), *cells])
-        return ResultTable(["HR@10", f"`{DEFAULT}`", "best baseline", "ratio"], rows)
+        seeds = [f", {_seeds(row)}" for row in found if row["who"] == DEFAULT]
+        ours = f"`{DEFAULT}`" + "".join(seeds)
+        return ResultTable(["HR@10", ours, "best baseline", "ratio"], rows)
 
     def delays(self) -> str:
         """HR@20 and MRR@20 by the delay of learning: a table, and a plot of the share
