@@ -19,6 +19,7 @@ line and exits with 1 (2 for SettingsError, as click does for wrong options).
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 
 
@@ -78,3 +79,21 @@ class Superseded(CheckpointError):  # noqa: N818
     """A newer start of the trainer uses the directory: this one must neither save nor
     commit any more.
     """
+
+
+def file_advice(error: OSError, choose: str) -> str:
+    """What to try after the system refused a file or directory.
+
+    Args:
+        error: what it said.
+        choose: how another place is chosen, e.g. "choose another file".
+    """
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return f"make room, or {choose}"
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"let this user write there, or {choose}"
+    if error.errno == errno.EROFS:
+        return f"mount it writable, or {choose}"
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST):
+        return f"a file or directory is in its way: {choose}"
+    return f"check the path and its disk, or {choose}"

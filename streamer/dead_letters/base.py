@@ -22,7 +22,7 @@ from typing import BinaryIO
 
 import msgspec
 
-from streamer.errors import StreamerError
+from streamer.errors import StreamerError, file_advice
 
 KEPT_VALUE_BYTES = 65_536
 """How much of the value of a record that is too large its letter keeps. Others keep
@@ -180,7 +180,8 @@ class FileDeadLetters(DeadLetters):
             text = (
                 f"cannot {action} dead letters {self.path}: {error.strerror or error}"
             )
-            self._failure = StreamerError(f"{text}; make room or choose another file")
+            advice = file_advice(error, "choose another file with --dead-letters")
+            self._failure = StreamerError(f"{text}; {advice}")
             raise self._failure from error
 
 

@@ -31,6 +31,13 @@ MAX_WIDTH = 120
 STYLES = {"done": "bold green", "dead": "yellow", "lost": "yellow", "warning": "yellow"}
 """Of texts, by their labels."""
 
+AGAINST = {
+    "above": "the model is above it",
+    "below": "the model is below it",
+    "equal": "no difference beyond the standard error",
+}
+"""What a comparison with the best baseline comes to."""
+
 Row = tuple[str, str]
 """A label and its text."""
 
@@ -304,10 +311,12 @@ def _learned_rows(figures: dict[str, Any]) -> Iterator[Row]:
     yield "known", f"{known}, after {figures['steps']:,} steps"
     hit_rate = figures["hit_rate_at_10"]
     if hit_rate is not None:
+        error = figures["hit_rate_standard_error"]
+        events = figures["hit_rate_events"]
+        rate = f"{hit_rate:.3f} ± {error:.3f} of {events:,} ranked events"
         baseline = figures["best_baseline_hit_rate_at_10"]
         best = f"best baseline {figures['best_baseline']} {baseline:.3f}"
-        below = ": the model is below it" if baseline > hit_rate else ""
-        yield "HR@10", f"{hit_rate:.3f}; {best}{below}"
+        yield "HR@10", f"{rate}; {best}: {AGAINST[figures['against_baseline']]}"
     cache = figures["cache"].items()
     if any(share for _, share in cache):
         yield "cache", " ".join(f"{band} {share:.0%}" for band, share in cache)

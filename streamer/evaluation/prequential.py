@@ -10,6 +10,7 @@ with their inner product at zero.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -47,6 +48,17 @@ class BestBaseline(NamedTuple):
 
     name: str
     hit_rate: float
+    error: float = 0.0
+    """Standard error of the hit rate."""
+
+    def against(self, hit_rate: float, error: float) -> str:
+        """How a model's hit rate compares: `above` or `below` if the two differ by
+        more than the standard error of their difference, else `equal`.
+        """
+        noise = math.hypot(error, self.error)
+        if abs(hit_rate - self.hit_rate) <= noise:
+            return "equal"
+        return "above" if hit_rate > self.hit_rate else "below"
 
 
 class TowersShare(NamedTuple):
@@ -192,8 +204,9 @@ class Prequential:
         for name in self.baselines.names:
             figure = self.figure(name)
             rate = figure.overall if overall else figure.recent
+            error = figure.error if overall else figure.recent_error
             if rate is not None and (best is None or rate > best.hit_rate):
-                best = BestBaseline(name, rate)
+                best = BestBaseline(name, rate, error or 0.0)
         return best
 
     def towers(self) -> TowersShare | None:

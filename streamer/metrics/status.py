@@ -61,6 +61,10 @@ class Status:
     weighs less.
     """
     hit_rate: float | None = None
+    hit_rate_events: int = 0
+    """Ranked events over which the hit rate is taken."""
+    hit_rate_error: float = 0.0
+    """Its standard error."""
     best_baseline: BestBaseline | None = None
     towers: TowersShare | None = None
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
@@ -118,9 +122,9 @@ class Status:
             "lag": sum(self.lag.values()),
             "queued_events": self.queued_events,
             "loss": self.loss,
-            "hit_rate_at_10": self.hit_rate,
-            "best_baseline": baseline and baseline.name,
-            "best_baseline_hit_rate_at_10": baseline and baseline.hit_rate,
+            **hit_rate_figures(
+                self.hit_rate, self.hit_rate_events, self.hit_rate_error, baseline
+            ),
             "cache": self.sampler.cache_bands._asdict(),
             "checkpoint_age_s": self.checkpoint_age_s,
             "steps": self.steps,
@@ -230,7 +234,10 @@ class StatusReport:
         learner = self._learner
         status.loss = self._average_loss()
         if self._prequential is not None:
-            status.hit_rate = self._prequential.model.recent
+            model = self._prequential.model
+            status.hit_rate = model.recent
+            status.hit_rate_events = model.recent_events
+            status.hit_rate_error = model.recent_error or 0.0
             status.best_baseline = self._prequential.best_baseline()
             status.towers = self._prequential.towers()
             status.influence = influence_by_name(self._prequential.watch.influence)
@@ -303,9 +310,27 @@ class StatusReport:
         }
         if self._prequential is not None:
             baseline = self._prequential.best_baseline(overall=True)
-            found |= {
-                "hit_rate_at_10": self._prequential.model.overall,
-                "best_baseline": baseline and baseline.name,
-                "best_baseline_hit_rate_at_10": baseline and baseline.hit_rate,
-            }
+            model = self._prequential.model
+            found |= hit_rate_figures(
+                model.overall, model.events, model.error or 0.0, baseline
+            )
         return found
+
+
+def hit_rate_figures(
+    hit_rate: float | None, events: int, error: float, baseline: BestBaseline | None
+) -> dict[str, Any]:
+    """A hit rate with what it is worth: the ranked events behind it, its standard
+    error, and how it compares with the best baseline.
+    """
+    against = None
+    if baseline is not None and hit_rate is not None:
+        against = baseline.against(hit_rate, error)
+    return {
+        "hit_rate_at_10": hit_rate,
+        "hit_rate_events": events,
+        "hit_rate_standard_error": error,
+        "best_baseline": baseline and baseline.name,
+        "best_baseline_hit_rate_at_10": baseline and baseline.hit_rate,
+        "against_baseline": against,
+    }

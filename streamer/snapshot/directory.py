@@ -15,7 +15,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from streamer.errors import CheckpointError, CorruptCheckpoint, StreamerError
+from streamer.errors import (
+    CheckpointError,
+    CorruptCheckpoint,
+    StreamerError,
+    file_advice,
+)
 from streamer.snapshot.chain import PARTS, Checkpoint
 from streamer.snapshot.lease import Lease
 from streamer.snapshot.snapshot import Link, SnapshotFile
@@ -343,7 +348,7 @@ def system_errors(
     try:
         yield
     except OSError as error:
+        advice = file_advice(error, "choose another directory")
         raise kind(
-            f"cannot {what} {path}: {error.strerror or error}. Check free space and "
-            "permissions, and that it is mounted"
+            f"cannot {what} {path}: {error.strerror or error}; {advice}"
         ) from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import multiprocessing
 import os
@@ -47,6 +48,31 @@ def test_close_flushes_and_may_be_called_twice_and_a_letter_that_comes_twice_is_
     letters.close()
     letters.close()
     assert offsets(tmp_path / "dead.jsonl") == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [(errno.ENOSPC, "make room"), (errno.EACCES, "let this user write there"), (errno.EROFS, "mount it writable"),
+     (errno.EIO, "check the path and its disk")],
+)  # fmt: skip
+def test_the_advice_fits_the_error(tmp_path: Path, monkeypatch, number: int, advice: str):
+    letters = FileDeadLetters(tmp_path / "dead.jsonl")
+
+    def refuse(_: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    letters.write([letter(1)])
+    with pytest.raises(StreamerError, match=advice) as raised:
+        letters.flush()
+    assert ("make room" in str(raised.value)) == (number == errno.ENOSPC)
+    assert "--dead-letters" in str(raised.value)
+
+
+def test_a_directory_in_the_place_of_the_file_is_not_a_lack_of_room(tmp_path: Path):
+    with pytest.raises(StreamerError, match="in its way: choose another file") as raised:
+        FileDeadLetters(tmp_path)
+    assert "make room" not in str(raised.value)
 
 
 def test_line_says_which_event_why_and_when(tmp_path: Path):

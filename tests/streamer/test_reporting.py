@@ -21,6 +21,8 @@ STATUS = Status(
     events_per_second=3987.6,
     loss=4.5613,
     hit_rate=0.4123,
+    hit_rate_events=2500,
+    hit_rate_error=0.0098,
     best_baseline=BestBaseline("counting", 0.0651),
     sampler=SamplerReport(cache_bands=Composition(0.2, 0.3, 0.5)),
     lag={Partition("interactions", number): 100 * number for number in range(4)},
@@ -48,6 +50,9 @@ SUMMARY: dict[str, Any] = {
     "items": 5515,
     "loss": 4.56,
     "hit_rate_at_10": 0.4,
+    "hit_rate_events": 2500,
+    "hit_rate_standard_error": 0.0098,
+    "against_baseline": "above",
     "best_baseline": "counting",
     "best_baseline_hit_rate_at_10": 0.06,
     "cache": STATUS.sampler.cache_bands._asdict(),
@@ -60,7 +65,7 @@ FIGURES = (
     "consumed 72,707 = 72,704 trained + 1 filtered + 2 dead-lettered",
     "dead not_json 2",
     "known 3,522 users, 5,515 items, after 142 steps",
-    "HR@10 0.412; best baseline counting 0.065",
+    "HR@10 0.412 ± 0.010 of 2,500 ranked events; best baseline counting 0.065: the model is above it",
     "cache head 20% torso 30% tail 50%",
     "checkpoint 8 s ago",
 )
@@ -200,6 +205,22 @@ def test_what_is_not_known_yet_is_not_said_and_what_is_wrong_is():
     assert "warning paused: 33 MB wait" in text
     assert "counting 0.065: the model is below it" in text
     assert "towers" not in described(replace(STATUS, towers=NOTHING_ADDED._replace(without=0.4)))
+
+
+@pytest.mark.parametrize(
+    ("hit_rate", "said"),
+    [(0.4, "the model is above it"), (0.315, "no difference beyond the standard error"), (0.29, "no difference"),
+     (0.28, "the model is below it")],
+)  # fmt: skip
+def test_above_the_baseline_is_not_said_within_the_standard_error(hit_rate, said):
+    """0.3 +- 0.004 beside a model with +- 0.015: their difference has 0.0155."""
+    baseline = BestBaseline("counting", 0.3, 0.004)
+    status = replace(STATUS, hit_rate=hit_rate, hit_rate_error=0.015, hit_rate_events=900, best_baseline=baseline)
+    text = described(status)
+    assert f"HR@10 {hit_rate:.3f} ± 0.015 of 900 ranked events; best baseline counting 0.300: {said}" in text
+    figures = status.figures()
+    assert (figures["hit_rate_events"], figures["hit_rate_standard_error"]) == (900, 0.015)
+    assert figures["against_baseline"] == said.split()[-2 if "the model" in said else 0].replace("no", "equal")
 
 
 def test_a_summary_of_nothing_is_a_summary():
