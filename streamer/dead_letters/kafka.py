@@ -13,10 +13,10 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kafka import KafkaAdminClient, KafkaProducer, errors
 
@@ -48,13 +48,21 @@ TOO_LARGE = (errors.MessageSizeTooLargeError, errors.RecordListTooLargeError)
 CONFIG = {"linger_ms": 20, "batch_size": 1 << 16, "max_block_ms": 1_000}
 
 
-def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) -> bool:
-    """Create a topic with the brokers' defaults unless it is there; True if it was not.
+def create_topic(
+    settings: KafkaSettings,
+    topic: str,
+    *,
+    beside: Iterable[str] = (),
+    dry_run: bool = False,
+) -> Literal["exists", "created", "possible"]:
+    """Create a topic with the brokers' defaults unless it is there; or only see that it
+    could be created.
 
     Args:
         settings: how to connect.
         topic: its name.
-        dry_run: only ask whether it could be created.
+        beside: topics without which it is not created, as one of them may be misspelt.
+        dry_run: whether it is not created in any case.
 
     Raises:
         SourceUnavailable: no broker responds.
@@ -66,15 +74,17 @@ def create_topic(settings: KafkaSettings, topic: str, *, dry_run: bool = False) 
     )
     admin = connect(KafkaAdminClient, settings.admin_config())
     with contextlib.closing(admin), to_streamer_error(problem):
-        if topic in admin.list_topics():
-            return False
+        existing = admin.list_topics()
+        if topic in existing:
+            return "exists"
+        only_ask = dry_run or not set(beside) <= set(existing)
         try:
             admin.create_topics(
-                [topic], validate_only=dry_run, wait_for_metadata=not dry_run
+                [topic], validate_only=only_ask, wait_for_metadata=not only_ask
             )
         except errors.TopicAlreadyExistsError:
-            return False  # somebody was quicker
-    return True
+            return "exists"  # somebody was quicker
+    return "possible" if only_ask else "created"
 
 
 @dataclass(slots=True)
@@ -138,11 +148,15 @@ class KafkaDeadLetters(DeadLetters):
         self._refused: FileDeadLetters | None = None
 
     def open(self) -> None:
-        """See `DeadLetters.open`: connect, and create the topic if it is missing."""
+        """See `DeadLetters.open`: connect, and create the topic if it is missing. Before
+        there are any, only if the topics are there that they would come from.
+        """
         if not self._topic_is_there:
-            if create_topic(self._settings, self.topic):
+            beside = () if self._unsent else self._settings.topics
+            state = create_topic(self._settings, self.topic, beside=beside)
+            if state == "created":
                 log.info("Created the topic %r for dead letters", self.topic)
-            self._topic_is_there = True
+            self._topic_is_there = state != "possible"
         if self._producer is None:
             # Dead letters may come twice, so nothing is gained by idempotence, which
             # ends a client that failed once.

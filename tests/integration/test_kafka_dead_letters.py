@@ -15,7 +15,7 @@ from servers.process import free_ports
 from streamer.build import build_pipeline
 from streamer.dead_letters.base import KEPT_VALUE_BYTES, DeadLetter
 from streamer.dead_letters.kafka import KafkaDeadLetters
-from streamer.errors import SourceError, SourceUnavailable
+from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.pipeline import Pipeline
 
 pytestmark = pytest.mark.servers
@@ -70,6 +70,18 @@ def test_missing_topic_is_created(kafka: KafkaHarness, refused: Path) -> None:
     topic = f"{kafka.make_topic(1)}.dead-letters"
     write(kafka, topic, refused, letter())
     assert len(letters_of(kafka, topic, 1)) == 1
+
+
+def test_a_run_with_a_misspelt_topic_creates_nothing(kafka: KafkaHarness, tmp_path: Path) -> None:
+    """The brokers of these tests create topics that are asked for, as Kafka does unless it is told not to."""
+    with kafka.server.admin() as admin:
+        before = set(admin.list_topics())
+    wrong = f"{kafka.make_topic(1)}x"
+    settings = run_settings("--data-dir", tmp_path, "--bootstrap-servers", kafka.server.bootstrap, "--topic", wrong)
+    with pytest.raises(UnknownTopic, match=wrong):
+        build_pipeline(settings).run()
+    with kafka.server.admin() as admin:
+        assert set(admin.list_topics()) - before == {wrong[:-1]}
 
 
 def test_topic_that_cannot_be_created_is_said_at_once(kafka: KafkaHarness, refused: Path) -> None:
