@@ -54,9 +54,10 @@ format: $(VENV)/.installed-dev ## format the sources and fix what ruff can fix
 	$(BIN)/ruff check --fix $(SOURCES)
 	$(BIN)/ruff format $(SOURCES)
 
-docs: $(VENV)/.installed ## write the tables of docs/ that come from the code
+docs: $(VENV)/.installed-dev ## write the tables of docs/ that come from the code, and the site into site/
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/walks.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/python benchmarks/step.py
