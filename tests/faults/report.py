@@ -30,7 +30,7 @@ dead letters holds, with the counts in Redis, and with these bounds:
 
 - *lost*: nothing, unless the row says why.
 - *twice*: nothing, but for a trainer of a group whose partitions another takes while it is gone: at most what it had
-  not committed ([sharing.md](sharing.md#who-has-trained-what)), the number after "of". If it was killed, that is what
+  not committed ([sharing.md](sharing.md#what-happens-when)), the number after "of". If it was killed, that is what
   it had saved; if it was stopped, also what it had trained since, which is still in its memory; nothing after the stop.
 - *shared counts*: the sum in Redis, and how many of the items' counts differ from the stream.
 - *goes on*: seconds from the end of the fault until events are trained again, the longest if it happens several times;
