@@ -18,6 +18,11 @@ from numba import config, njit
 
 F = TypeVar("F", bound=Callable[..., object])
 
+LOOPS: list[Any] = []
+"""Those that the modules so far have defined: `signatures` of one is empty until it is
+compiled, or loaded from the cache.
+"""
+
 
 def _cache_directory() -> Path:
     """Where compiled loops are kept, by the text of all of them: numba itself looks
@@ -51,12 +56,14 @@ def njit_borrowing(function: F) -> F:
     It works on arrays that its caller holds: references to them are not counted, which
     would take longer than many a loop. One that makes arrays is `njit_allocating`.
     """
-    return cast(F, njit(**_OPTIONS, _nrt=False)(function))  # type: ignore[call-overload]
+    LOOPS.append(njit(**_OPTIONS, _nrt=False)(function))  # type: ignore[call-overload]
+    return cast(F, LOOPS[-1])
 
 
 def njit_allocating(function: F) -> F:
     """As `njit_borrowing`, for a loop that makes, sorts or returns an array."""
-    return cast(F, njit(**_OPTIONS)(function))
+    LOOPS.append(njit(**_OPTIONS)(function))
+    return cast(F, LOOPS[-1])
 
 
 def inlined(function: F) -> F:

@@ -68,6 +68,8 @@ def test_an_index_that_the_user_names_gives_torch_and_nothing_else(setup: Setup)
     assert "no NVIDIA GPU" not in said
 
 
-def test_what_the_next_steps_of_the_demo_need_is_installed(setup: Setup):
+def test_what_the_next_steps_of_the_demo_need_is_installed_and_compiled(setup: Setup):
     setup.make(GPU="")
     assert setup.installs[-1].endswith("--editable .[serve]")
+    last = (setup.directory / "asked").read_text().splitlines()[-1]
+    assert last.startswith("streamer demo --events 2048 ")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 
 EVERY_S = 10.0
 REFRESHES_PER_SECOND = 3
-PREPARING = "waiting for the first events; the first step of all compiles kernels, which takes some seconds"
+BAR = 24
+"""Characters of a progress bar."""
 
 MAX_WIDTH = 120
 STYLES = {"done": "bold green", "dead": "yellow", "lost": "yellow", "warning": "yellow"}
@@ -117,13 +119,29 @@ class LogReporter(Reporter):
         self._every_s = every_s
         self._next = 0.0
         self._note = ""
+        self._has_begun = threading.Event()
 
     def __enter__(self) -> Self:
         super().__enter__()
         logger.info("learning from %s", self._source)
+        waiting = threading.Thread(target=self._prepare, name="preparing", daemon=True)
+        self._stack.callback(waiting.join)
+        self._stack.callback(self._has_begun.set)
+        waiting.start()
         return self
 
+    def _prepare(self) -> None:
+        """Log how far the kernels are: the first step may take a minute, and reports
+        nothing meanwhile.
+        """
+        shown = ""
+        while not self._has_begun.wait(self._every_s):
+            if shown != (shown := preparing()):
+                logger.info("%s", shown)
+
     def update(self, status: Status) -> None:
+        if status.steps:
+            self._has_begun.set()
         if self._note:
             logger.info("%s", self._note)
             self._note = ""
@@ -205,7 +223,7 @@ class PanelReporter(Reporter):
 
         contents: RenderableType = self._spinner
         if self._figures is None:
-            self._spinner.update(text=Text(self._note or PREPARING))
+            self._spinner.update(text=Text(self._note or preparing(BAR)))
         else:
             rows = [*live_rows(self._figures), ("", self._note)]
             contents = _grid([row for row in rows if row[1]])
@@ -266,10 +284,22 @@ class _JsonLines(logging.Formatter):
 # texts --------------------------------------------------------------------------------
 
 
+def preparing(bar: int = 0) -> str:
+    """How far the kernels are that the first step needs: compiled, or loaded from the
+    cache; with a bar of so many characters.
+    """
+    from streamer.model.jit import LOOPS
+
+    ready = sum(bool(loop.signatures) for loop in LOOPS)
+    done = "━" * round(bar * ready / max(1, len(LOOPS)))
+    kernels = f"{ready} of at most {len(LOOPS)} kernels are compiled, once for all runs"
+    return f"{done:─<{bar}} waiting for the first events; {kernels}".lstrip()
+
+
 def described(status: Status) -> str:
     """The state in one line."""
     if not status.steps:
-        return PREPARING
+        return preparing()
     return ", ".join(f"{label} {text}" for label, text in live_rows(status.figures()))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from streamer.display.reporting import PREPARING, LogReporter, PanelReporter, described, make_reporter, summary_rows
+from streamer.display.reporting import LogReporter, PanelReporter, described, make_reporter, summary_rows
 from streamer.evaluation import BestBaseline, TowersShare
 from streamer.metrics.composition import Composition
 from streamer.metrics.sampler_report import SamplerReport
@@ -101,7 +101,7 @@ def test_the_panel_fits_the_terminal(width: int):
 def test_before_the_first_step_the_panel_says_what_it_waits_for():
     assert "waiting for the first events" in drawn()
     assert "waiting for the first events" in drawn(Status())
-    assert described(Status()) == PREPARING
+    assert "waiting for the first events" in described(Status())
 
 
 def test_names_with_brackets_are_no_markup():
@@ -229,3 +229,43 @@ def test_a_summary_of_nothing_is_a_summary():
     rows = dict(summary_rows(summary | {"checkpoint": None}))
     assert rows["checkpoint"] == "none"
     assert not rows.keys() & {"HR@10", "cache", "lost", "dead"}
+
+
+class Loop:
+    """A kernel that is compiled when a test says so."""
+
+    signatures: tuple[str, ...] = ()
+
+
+def test_progress_of_the_kernels_is_shown_until_the_first_step(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    loops = [Loop() for _ in range(4)]
+    monkeypatch.setattr("streamer.model.jit.LOOPS", loops)
+    console = Console(file=io.StringIO(), width=120)
+    panel = PanelReporter("clicks", console)
+    bars = []
+    for ready in (0, 3):
+        for loop in loops[:ready]:
+            loop.signatures = ("compiled",)
+        console.print(panel.panel())
+        text = console.file.getvalue()  # type: ignore[attr-defined]
+        assert f"{ready} of at most 4 kernels" in text
+        bars.append(text.count("━"))
+    assert 0 == bars[0] < bars[1]
+
+    said: list[str] = []
+    logged = threading.Event()
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            said.append(record.getMessage())
+            if "kernels" in said[-1]:
+                logged.set()
+
+    reporter = LogReporter("clicks", every_s=0.01)
+    reporter._handler = Lines()
+    with reporter:
+        assert logged.wait(60), "without a terminal it is logged, though no status comes"
+        reporter.update(STATUS)
+    assert sum("3 of at most 4 kernels" in line for line in said) == 1, "once while nothing changes"
