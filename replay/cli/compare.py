@@ -52,6 +52,7 @@ def compare(
     from msgspec import json
     from msgspec.structs import replace
 
+    from streamer.replay.evaluation.printed import printed, verdict
     from streamer.replay.evaluation.results import Results
     from streamer.replay.evaluation.runs import plan_runs, run_all
     from streamer.replay.evaluation.tables import markdown
@@ -67,12 +68,12 @@ def compare(
         # 2. the runs
         runs = run_all(specs, logs, Results(out), print_progress)
     # 3. what they found
-    tables = markdown(runs)
     if out is not None:
+        page = f"{markdown(runs)}\n{verdict(runs)}\n"
         with whole_file(out / "results.md") as file:
-            file.write(tables.encode())
+            file.write(page.encode())
         click.echo(f"results.json and results.md are written to {out}", err=True)
-    click.echo(json.encode(runs).decode() if as_json else tables)
+    click.echo(json.encode(runs).decode() if as_json else printed(runs))
 
 
 @contextmanager

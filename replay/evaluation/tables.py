@@ -100,6 +100,14 @@ class Figures:
             deviation = statistics.stdev(found)
         return Mean(statistics.fmean(found), deviation)
 
+    def values(self, name: str, figure: Figure) -> Mapping[int, float]:
+        """One figure by seed."""
+        return self._values.get((name, figure), {})
+
+    def error(self, name: str, figure: Figure) -> float | None:
+        """The standard error of a figure over what was asked; None if it is not known."""
+        return self._errors.get((name, figure))
+
     def table(self, shown: Mapping[Figure, str]) -> ResultTable:
         """Baselines, then methods, by some figures and their titles."""
         rows = []
@@ -177,6 +185,11 @@ def about(runs: Sequence[Run]) -> str:
 
 def main_table(runs: Sequence[Run]) -> ResultTable:
     """Baselines, then methods, by the main figures of their protocol."""
+    return Figures(runs).table(main_figures(runs)).filled()
+
+
+def main_figures(runs: Sequence[Run]) -> dict[Figure, str]:
+    """The main figures of a protocol with their titles; the first decides who wins."""
     shown: dict[Figure, str] = {}
     protocol = runs[0].protocol
     if protocol == "offline":
@@ -188,7 +201,7 @@ def main_table(runs: Sequence[Run]) -> ResultTable:
     else:
         shown = dict(SESSION_TITLES)
     shown["step-ms", 0, "all"] = "ms a step"
-    return Figures(runs).table(shown).filled()
+    return shown
 
 
 def stream_figures(k: int) -> dict[Figure, str]:

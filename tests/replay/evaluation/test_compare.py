@@ -15,10 +15,11 @@ from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
 from streamer.model.settings import LearnerSettings
 from streamer.replay.evaluation.baselines import BASELINES
+from streamer.replay.evaluation.printed import printed, verdict
 from streamer.replay.evaluation.results import Measure, Results, Run, Spec
 from streamer.replay.evaluation.runs import parse_changes, spec_settings
 from streamer.replay.evaluation.slices import RETRIEVED, SECOND_HALF
-from streamer.replay.evaluation.tables import Figures, about, main_table
+from streamer.replay.evaluation.tables import Figures, about, main_table, stream_figures
 from streamer.settings import RunSettings
 
 
@@ -249,3 +250,53 @@ class TestTables:
         assert list(Figures([run(settings={"dim": dim}) for dim in ("8", "16")]).baselines) == [
             "baseline: most-popular"
         ]
+
+
+class TestPrinted:
+    """What stands at the terminal: a table that fits, and a sentence about who wins."""
+
+    def measured(self, method: str, rates: tuple[float, float], error: float | None = None, seed: int = 0) -> Run:
+        """A run beside a baseline, with every figure of the table."""
+        measures = []
+        for metric, k, slice_ in stream_figures(10):
+            for value, baseline in zip(rates, (None, "counting"), strict=True):
+                measures.append(Measure(metric, k, slice_, value, baseline, error))
+        return run(method, seed, protocol="prequential", measures=measures)
+
+    def test_the_table_fits_100_columns_with_its_first_figures_and_says_what_is_left_out(self):
+        long = {"item_features": "a-long-name," * 9, "dim": "8"}
+        runs = [self.measured("xir", (0.3, 0.2), 0.001), self.measured("bir", (0.1, 0.2), 0.001)]
+        runs[1].settings.update(long)
+        shown = printed(runs)
+        assert max(map(len, shown.splitlines())) <= 100
+        assert "HR@10 all" in shown
+        assert "0.3000 ± 0.0010" in shown
+        assert "0.1000 ± 0.0010 ▼" in shown
+        assert "more columns do not fit: --out DIR" in shown
+        assert shown.endswith(verdict(runs)) or shown.replace("\n", " ").endswith(verdict(runs))
+
+    def test_a_lead_beyond_the_errors_over_events_wins_and_a_smaller_one_does_not(self):
+        assert verdict([self.measured("xir", (0.3, 0.2), 0.001)]) == (
+            "`xir` wins: HR@10 all 0.3000, 0.1000 (50.0%) above baseline: counting, "
+            "which is beyond the noise (95% of chance: ±0.0028, one seed, over events)."
+        )
+        said = verdict([self.measured("xir", (0.3, 0.2), 0.04)])
+        assert said.startswith("Nobody wins: `xir` has the highest HR@10 all, 0.3000, 0.1000 (50.0%) above")
+        assert "within the noise (95% of chance: ±0.1109" in said
+        assert verdict([self.measured("xir", (0.1, 0.2), 0.001)]).startswith("baseline: counting wins")
+
+    def test_seeds_are_compared_pair_by_pair(self):
+        """Each method differs much from seed to seed, and their difference does not."""
+        rates = {"xir": (0.15, 0.25, 0.35), "bir": (0.10, 0.20, 0.302)}
+        runs = []
+        for method, values in rates.items():
+            for seed, value in enumerate(values):
+                runs.append(self.measured(method, (value, 0.01), 0.1, seed))
+        said = verdict(runs)
+        assert said.startswith("`xir` wins: HR@10 all 0.2500, 0.0493 (24.6%) above `bir`, which is beyond the noise")
+        assert "differences of 3 seeds" in said
+
+    def test_without_anything_to_go_by_it_says_so(self):
+        assert "--seeds 3" in verdict([self.measured("xir", (0.3, 0.2))])
+        alone = run("xir", 0, 0.5, measures=[Measure("recall", 10, "all", 0.5)])
+        assert verdict([alone]) == "There is nothing to compare `xir` with: Recall@10 0.5000."
