@@ -32,6 +32,7 @@ from streamer.evaluation.ranking import (
     EventRanker,
     RankerWatch,
 )
+from streamer.evaluation.shop import ShopWatch
 from streamer.evaluation.tally import Figure, Ranks, Tally
 from streamer.learner import Learner
 from streamer.model.batch import Batch, Rows
@@ -174,6 +175,7 @@ class Prequential:
         self._tally = tally or Tally()
         self.k = self._tally.k
         self.watch = RankerWatch(learner, self.k)
+        self.shop = ShopWatch(learner, self.k)
         self.events = 0
         """Events that came so far, ranked or not."""
         self.seconds = 0.0
@@ -251,6 +253,7 @@ class Prequential:
         if candidates is not None:
             ranks[WITHOUT_TOWERS] = self.ranker.by_ranker(candidates, seen, TOWERS)
             self.watch.observe(candidates)
+        self.shop.observe(batch.items[chosen], ranks[MODEL], candidates)
         # 3. the baselines rank and learn; when they are done, the batch is counted
         self.baselines.start(self._stretch(batch, chosen, seen))
         self._open = (ranks, members)

@@ -59,11 +59,18 @@ class Ranking:
 
     def shares(self, amounts: NDArray[Any]) -> Composition:
         """An amount by band; `amounts` are [N], the most popular first."""
-        before = np.cumsum(self.counts) - self.counts
-        begins = np.searchsorted(before / max(self.counts.sum(), 1e-12), (HEAD, TORSO))
         total = max(float(amounts.sum()), 1e-12)
-        parts = np.split(amounts, begins)
+        parts = np.split(amounts, self._begins())
         return Composition(*(float(part.sum()) / total for part in parts))
+
+    def least_counts(self) -> Doubles:
+        """[2] how many events the last item of the head has, and of the torso."""
+        return self.counts[np.maximum(self._begins() - 1, 0)]
+
+    def _begins(self) -> Rows:
+        """[2] places where torso and tail begin."""
+        before = np.cumsum(self.counts) - self.counts
+        return np.searchsorted(before / max(self.counts.sum(), 1e-12), (HEAD, TORSO))
 
 
 class Point(NamedTuple):

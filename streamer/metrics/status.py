@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from streamer.evaluation import BestBaseline, Prequential, TowersShare
+    from streamer.evaluation.shop import ShopReport
     from streamer.ingest.ingest import Ingest
     from streamer.learner import Learned, Learner
     from streamer.limits import Limits
@@ -69,6 +70,8 @@ class Status:
     towers: TowersShare | None = None
     influence: dict[str, dict[str, float]] = field(default_factory=dict)
     """What decides the ranking, by length of the user's history and kind of evidence."""
+    shop: ShopReport | None = None
+    """What is being recommended now; None if nothing is ranked."""
     sampler: SamplerReport = field(default_factory=SamplerReport)
     """What is sampled from, as of the latest look."""
     draws: dict[str, LossOutcome] = field(default_factory=dict)
@@ -241,6 +244,7 @@ class StatusReport:
             status.best_baseline = self._prequential.best_baseline()
             status.towers = self._prequential.towers()
             status.influence = influence_by_name(self._prequential.watch.influence)
+            status.shop = self._prequential.shop.report()
         self._count_not_finite()
         status.steps = learner.state.trainer.steps
         status.users = len(learner.state.users)

@@ -144,6 +144,7 @@ def page_data(
             "influence": status.influence,
             "towers": str(status.towers) if status.towers is not None else None,
         },
+        "shop": status.shop,
         "partitions": partitions,
         "members": members,
         "dead_letters": {

@@ -47,6 +47,13 @@ function say(id, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// On a phone each cell of a table that is stacked says its column.
+function named(row, table) {
+  const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent.trim());
+  [...row.cells].forEach((cell, k) => { cell.dataset.name = names[k]; });
+  return row;
+}
+
 function tile(name, value, note) {
   const made = element("div");
   made.append(element("dt", name), element("dd", value, "value"), element("dd", note || "", "note"));

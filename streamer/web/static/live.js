@@ -13,7 +13,7 @@ function fill(id, rows, none) {
   const made = rows.map((cells) => {
     const row = element("tr");
     row.append(...cells.map(([text, kind]) => element("td", text, kind)));
-    return row;
+    return named(row, at(id));
   });
   if (!made.length) {
     const row = element("tr");
@@ -62,6 +62,26 @@ function showTables() {
   fill("letters", letters.recent.map((x) => [[clock(x.time), "when"], [x.topic + " [" + x.partition + "] " + x.offset, "where"],
     [x.reason.replaceAll("_", " "), "when"], [x.detail, "text"],
     [letters.shows_values ? x.value : "hidden: see --metrics-show-values", "code"]]), "None since the start.");
+}
+
+const PARTS = { head: "Head: most popular", torso: "Torso: in between", tail: "Tail: rare and new" };
+
+function showShop() {
+  const shop = data.shop || { lists: 0, bands: [], top: [] }, rows = [];
+  const add = (name, text) => rows.push(element("dt", name), element("dd", text));
+  fill("parts", shop.bands.map((b) => [[PARTS[b[0]], "text"], [fixed(b[2]), "number"], [fixed(b[3]), "number"], [count(b[1]), "number"]]),
+    "Nothing ranked yet.");
+  fill("recommended", shop.top.map((t) => [[t[0], "text"], [percent(t[1]), "number"], [count(t[2]), "number"]]), "Nothing recommended yet.");
+  add("Coverage: items in any list", percent(shop.coverage));
+  add("New items (under 10 events)", percent(shop.new_share));
+  add("Lists looked at", count(shop.lists));
+  at("shop").replaceChildren(...rows);
+}
+
+function showWarnings() {
+  const warnings = (data.figures || {}).warnings || [];
+  say("warnings", warnings.join(" · "));
+  at("warnings").hidden = !warnings.length;
 }
 
 function showRanking() {
@@ -131,7 +151,17 @@ function layout(more) {
   };
 }
 
+// A chart without a value has no axes: theirs would be made up.
+function nothingYet() {
+  const note = { text: "nothing yet", showarrow: false, xref: "paper", yref: "paper", x: 0.5, y: 0.5, font: { size: 14 } };
+  return layout({ xaxis: { visible: false }, yaxis: { visible: false }, annotations: [note] });
+}
+
 function draw(id, traces, wanted) {
+  if (!traces.some((trace) => trace.y.some(known))) {
+    traces = [];
+    wanted = nothingYet();
+  }
   Plotly.react(at(id), traces, wanted, { displayModeBar: false, responsive: true });
 }
 
@@ -202,7 +232,7 @@ function show() {
   const b = data.build;
   say("build", b.version ? "Streamer " + b.version + " · " + b.method + " on " + b.device + " · torch " + b.torch + " · Python " + b.python : "Streamer");
   document.title = data.figures ? count(data.figures.events_per_second) + "/s · Streamer" : "Streamer";
-  showHealth(); showTiles(); showTables(); showRanking(); showState();
+  showHealth(); showWarnings(); showTiles(); showTables(); showShop(); showRanking(); showState();
   drawFlow(); drawHits(); drawBands(); drawCurve(); drawLoss();
   document.body.dataset.shown = data.now;
 }
