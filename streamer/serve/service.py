@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import Field, FiniteFloat
 
 from streamer.errors import StreamerError
@@ -28,6 +29,9 @@ from streamer.snapshot.snapshot import SnapshotEnd
 
 MAX_K = 1000
 MAX_IDS = 1000
+EXAMPLE_USERS = 5
+LOOKED_AT = 100
+"""Users among whom the examples are chosen."""
 Id = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -238,6 +242,19 @@ class Service:
             found["items"] = len(replica.learner.state.items)
             found["indexed_items"] = replica.vectors.indexed_items
         return found
+
+    def example_users(self) -> list[str]:
+        """Some users with many recent items, for a person who knows none by name."""
+        with self._lock:
+            if self.replica is None:
+                return []
+            state = self.replica.learner.state
+            places = np.linspace(state.users.first, state.users.size - 1, LOOKED_AT)
+            rows = np.unique(places.astype(np.int64))
+            rows = rows[state.users.is_used(rows)]
+            lengths = (state.recent.of(rows).items >= 0).sum(axis=1)
+            best = np.argsort(-lengths, kind="stable")[:EXAMPLE_USERS]
+            return state.users.ids_of(rows[best].tolist())
 
     def similar(self, item: str, k: int, explain: bool = False) -> dict[str, Any]:
         """What users who had an item may like next.

@@ -107,9 +107,9 @@ def new_app(description: str = "") -> FastAPI:
     return app
 
 
-def add_page(app: FastAPI, html: str, *files: str) -> set[str]:
-    """Serve a page at `/` and its files by their names; returns all paths of it."""
-    names = {"/": html} | {f"/{name}": name for name in files}
+def add_page(app: FastAPI, html: str, *files: str, at: str = "/") -> set[str]:
+    """Serve a page and its files by their names; returns all paths of it."""
+    names = {at: html} | {f"/{name}": name for name in files}
     for path, name in names.items():
         add_file(app, path, STATIC / name, "no-cache")
     return set(names)

@@ -306,6 +306,7 @@ def add_status(
             "reason": reason,
             "freshness": service.freshness.quantiles(time.time(), last_s),
             "writes_events": write_event is not None,
+            "example_users": service.example_users(),
         }
         return json_response(found | service.status())
 

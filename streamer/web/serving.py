@@ -49,6 +49,14 @@ PAGE = (
     "page.css",
     "icon.svg",
 )
+DOCS = (
+    "docs.html",
+    "docs.js",
+    "docs.css",
+    "swagger/swagger-ui.css",
+    "swagger/swagger-ui-bundle.js",
+)
+"""The OpenAPI document for people, by Swagger UI."""
 
 
 @contextlib.contextmanager
@@ -97,7 +105,7 @@ def _web_server(
     add_status(app, service, event_writer(settings) if settings.clicks else None)
     add_health(app, service)
     add_metrics(app, metrics.registry, lambda: metrics.refresh(service))
-    page_paths = add_page(app, *PAGE)
+    page_paths = add_page(app, *PAGE) | add_page(app, *DOCS, at="/docs")
     guard = Guard(
         app,
         is_loopback(settings.host),

@@ -33,8 +33,25 @@ function showStatus() {
     wait("Event to vectors", "vectors_s"),
     tile("Events not learned yet", count(status.events_not_learned), count(status.hidden_items) + " items hidden"),
   );
-  at("health").dataset.state = status.ready ? "good" : "waiting";
-  at("health-text").textContent = status.ready ? "ready" : status.reason;
+  at("health").dataset.state = status.ready && !status.reason ? "good" : "waiting";
+  at("health-text").textContent = status.ready ? "ready" : "not ready";
+  say("reason", status.reason);
+  at("reason").hidden = !status.reason;
+  showExamples();
+}
+
+function showExamples() {
+  const users = status.example_users || [];
+  at("examples").hidden = !users.length;
+  if (at("examples").dataset.users === JSON.stringify(users)) return;
+  at("examples").dataset.users = JSON.stringify(users);
+  const buttons = users.map((user) => {
+    const made = element("button", user, "plain");
+    made.type = "button";
+    made.addEventListener("click", () => { at("user").value = user; begin({ user }); });
+    return made;
+  });
+  at("examples").replaceChildren(element("span", "for example "), ...buttons);
 }
 
 function parts(reasons) {
@@ -56,7 +73,7 @@ function row(found) {
   hide.addEventListener("click", () => act(() => ask("hidden/" + encodeURIComponent(found.item), { method: "PUT" })));
   actions.append(hide);
   made.append(element("td", titled(found.item)), element("td", found.score.toFixed(3), "number"), element("td", parts(found.reasons)), element("td", near), actions);
-  return made;
+  return named(made, at("found"));
 }
 
 function showAnswer(answer) {
@@ -117,7 +134,7 @@ async function showInterface() {
       const names = (about.parameters || []).map((parameter) => parameter.name);
       const body = about.requestBody ? ["JSON body"] : [];
       made.append(element("td", method.toUpperCase() + " " + path.replace(":path", "")), element("td", [...names, ...body].join(", ")), element("td", about.description || about.summary));
-      return made;
+      return named(made, at("api"));
     }),
   );
   at("api").tBodies[0].replaceChildren(...rows);
