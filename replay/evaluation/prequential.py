@@ -130,9 +130,10 @@ def _by_slice(
     """One metric of a recommender over every slice that has events."""
     found = []
     for slice_, k in product(SLICES, ks):
-        value = tally.figure(name, slice_, metric, k).overall
-        if value is not None:
-            found.append(Measure(called, k, slice_, value, baseline))
+        figure = tally.figure(name, slice_, metric, k)
+        if figure.overall is not None:
+            measure = Measure(called, k, slice_, figure.overall, baseline, figure.error)
+            found.append(measure)
     return found
 
 

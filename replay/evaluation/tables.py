@@ -175,7 +175,11 @@ def about(runs: Sequence[Run]) -> str:
     if refused := first.about.get("refused"):
         parts.append(f"refused: {settings_text(refused)}")
     seeds = len({run.seed for run in runs})
-    parts.append(f"{seeds} seeds (mean ± deviation)" if seeds > 1 else "one seed")
+    parts.append(
+        f"{seeds} seeds (mean ± deviation)"
+        if seeds > 1
+        else "one seed (± standard error)"
+    )
     if common := settings_text(common_settings(runs)):
         parts.append(common)
     if used := settings_text(first.log):

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from layout import assert_nothing_is_clipped, assert_rows_are_full
 from live_run import BAD_RECORD, IMAGE, PATIENCE_S, SCRIPT
+from prometheus_client import CollectorRegistry
+
+from streamer.metrics.monitor import Monitor
+from streamer.web.live import monitor_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.servers]
 
@@ -153,6 +158,61 @@ def test_it_is_readable_on_a_phone(page, scheme):
     until(lambda: max(page.ask(right)) <= PHONE[0], "charts are as narrow as the page")
     until(lambda: drawn_all(page), "all charts are drawn again")
     assert page.ask("document.documentElement.scrollWidth <= window.innerWidth")
+
+
+@pytest.mark.parametrize("width", [1400, 1000, 700, 400])
+def test_no_table_is_clipped_and_no_card_stands_alone(page, width):
+    until(lambda: len(cells(page, "recommended")) > 5, "lists are looked at")
+    until(lambda: len(cells(page, "influence")) > 2, "something was ranked")
+    page.size(width, 900)
+    right = "[...document.querySelectorAll('.plot .main-svg')].map(svg => svg.getBoundingClientRect().right)"
+    until(lambda: max(page.ask(right)) <= width, "charts are as narrow as the page")
+    assert_nothing_is_clipped(page)
+    assert_rows_are_full(page)
+
+
+def test_what_interests_the_shop_is_shown(page):
+    rows = until(lambda: [row for row in cells(page, "parts") if len(row) == 4], "something was ranked")
+    assert [row[0].split(":")[0] for row in rows] == ["Head", "Torso", "Tail"]
+    assert sum(int(row[3].replace(",", "")) for row in rows) > 0
+    assert float(rows[0][1]) > float(rows[2][1])  # popular items are hit more often
+    top = until(lambda: [row for row in cells(page, "recommended") if len(row) == 3], "lists are looked at")
+    shares = [float(row[1].rstrip("%")) for row in top]
+    assert shares == sorted(shares, reverse=True)
+    assert 0 < shares[0] <= 100
+    assert "Coverage: items in any list" in page.text("#shop")
+    assert 0 < page.ask("data.shop.coverage") <= 1
+    assert 0 <= page.ask("data.shop.new_share") <= 1
+
+
+def test_words_that_are_not_everybodys_are_explained_where_they_stand(page):
+    near = "document.querySelector(arguments[0]).closest('figure, .card').textContent"
+    for place in ("#parts", "#bands"):
+        text = page.ask(near, place).lower()
+        for word in ("head: the most popular items", "torso: ", "tail: "):
+            assert word in text
+    assert "Baselines are simple recommenders" in page.ask(near, "#hits")
+    assert "HR@10: share of events" in page.ask(near, "#hits")
+    assert "Towers: the two networks" in page.ask(near, "#influence")
+
+
+def test_warnings_are_shown_above_the_figures(page):
+    page.ask("void (data.figures.warnings = ['half of the records are dead letters'], showWarnings())")
+    assert page.text("#warnings") == "half of the records are dead letters"
+    assert page.ask("document.getElementById('warnings').offsetParent !== null")
+
+
+def test_a_chart_without_a_value_has_no_axis(browser):
+    """As before the first step: the page of a line that has not begun."""
+    with monitor_server(Monitor(CollectorRegistry())) as server:
+        browser.size(*WIDE)
+        browser.driver.get(server.url)
+        until(lambda: browser.ask("Boolean(document.body.dataset.shown)"), "the page is drawn")
+        ticks = "[...document.querySelectorAll('.plot .xtick, .plot .ytick')].map(tick => tick.textContent)"
+        assert browser.ask(ticks) == []
+        for chart in CHARTS:
+            assert browser.text(f"#{chart}").strip() == "nothing yet"
+        assert_nothing_is_clipped(browser)
 
 
 def test_charts_follow_the_dark_scheme(page):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from layout import assert_nothing_is_clipped, assert_rows_are_full
 from line_harness import TOPIC, events
 from live_run import IMAGE, SCRIPT
 from serve_harness import Client, Trainer, wait_until
@@ -98,3 +99,47 @@ def test_ids_are_shown_as_text(page):
 
 def test_what_can_be_asked_is_described(page):
     wait_until(lambda: "/users/{user}/recommendations" in page.text("#api tbody"), "the description")
+
+
+def test_an_example_user_is_a_click_away(page):
+    users = "[...document.querySelectorAll('#examples button')].map(button => button.textContent)"
+    wait_until(lambda: page.ask(users), "examples")
+    assert len(page.ask(users)) == 5
+    page.ask("void document.querySelector('#examples button').click()")
+    wait_until(lambda: listed(page), "an answer")
+    assert page.text("#about").startswith(f"For user {page.ask(users)[0]},")
+    assert page.text("#recent").startswith("Had last: ")
+
+
+@pytest.mark.parametrize("width", [1400, 1000, 400])
+def test_no_table_is_clipped_and_no_tile_stands_alone(page, width):
+    type_into(page, "#user", SCRIPT)
+    wait_until(lambda: "/users/{user}/recommendations" in page.text("#api tbody"), "the description")
+    page.size(width, 900)
+    assert_nothing_is_clipped(page)
+    assert_rows_are_full(page)
+
+
+def test_what_keeps_a_server_from_being_ready_is_shown_in_full(page):
+    page.ask("void (status = {...status, ready: false, reason: 'there is no topic clicks'}, showStatus())")
+    assert (page.text("#health-text"), page.text("#reason")) == ("not ready", "there is no topic clicks")
+
+
+@pytest.mark.parametrize("width", [1400, 400])
+def test_docs_show_the_openapi_page_with_nothing_from_elsewhere(page, client, width):
+    page.size(width, 900)
+    page.scheme("dark")
+    page.driver.get(f"{client.server.url}docs")
+    paths = (
+        "[...document.querySelectorAll('.opblock-summary-path')].map(path => path.textContent.replaceAll('\u200b', ''))"
+    )
+    wait_until(lambda: "/users/{user}/recommendations" in page.ask(paths), "the description")
+    dark = page.ask("getComputedStyle(document.body).backgroundColor")
+    page.scheme("light")
+    wait_until(lambda: page.ask("getComputedStyle(document.body).backgroundColor") != dark, "the other scheme")
+    origins = page.ask("[...new Set(performance.getEntriesByType('resource').map(one => new URL(one.name).origin))]")
+    assert origins == [client.server.url.rstrip("/")]
+    assert page.ask("document.documentElement.scrollWidth <= window.innerWidth")
+    page.ask("void document.querySelector('.opblock-summary-control').click()")
+    wait_until(lambda: "exclude_seen" in page.text(".opblock-body"), "the parameters")
+    assert page.complaints() == []

@@ -70,8 +70,10 @@ def test_help_loads_neither_torch_nor_the_server_nor_plotly():
 
 
 def test_the_pages_have_every_file_of_the_package():
-    static = resources.files("streamer.web") / "static"
-    assert {path.name for path in static.iterdir()} == {*live.PAGE, *serving.PAGE}
+    static = Path(str(resources.files("streamer.web") / "static"))
+    files = {str(path.relative_to(static)) for path in static.rglob("*") if path.is_file()}
+    licences = {f"swagger/{name}" for name in ("LICENSE", "NOTICE", "swagger-ui-bundle.js.LICENSE.txt")}
+    assert files == {*live.PAGE, *serving.PAGE, *serving.DOCS, *licences}
 
 
 @pytest.mark.parametrize(
