@@ -88,7 +88,7 @@ endif
 	$(INSTALL) --editable '.[serve]'
 	@echo "Installed into $(VENV): $$(du -sh $(VENV) | cut -f1). Compiling kernels, once, by a first small run:"
 	$(BIN)/streamer demo --events 2048 --seconds 900 --no-serve --no-open --data-dir $(VENV)/first-run > $(VENV)/first-run.log
-	@rm -r $(VENV)/first-run
+	@rm -rf $(VENV)/first-run
 	@touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed

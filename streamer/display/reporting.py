@@ -135,7 +135,7 @@ class LogReporter(Reporter):
         nothing meanwhile.
         """
         shown = ""
-        while not self._has_begun.wait(self._every_s):
+        while not self._has_begun.wait(self._every_s or EVERY_S):
             if shown != (shown := preparing()):
                 logger.info("%s", shown)
 
