@@ -196,6 +196,16 @@ def test_words_that_are_not_everybodys_are_explained_where_they_stand(page):
     assert "Towers: the two networks" in page.ask(near, "#influence")
 
 
+def test_a_hit_rate_stands_with_its_error_and_the_events_behind_it(page):
+    f = page.ask("data.figures")
+    said = f"± {f['hit_rate_standard_error']:.3f} of {f['hit_rate_events']:,} events"
+    assert page.ask("[...document.querySelectorAll('#tiles div')].map(tile => tile.textContent)[2]").count(said) == 1
+    words = {"above": "above the baselines", "below": "below a baseline", "equal": "like the best baseline"}
+    page.ask("void (data.figures.against_baseline = 'equal', showTiles(), drawHits())")
+    assert words["equal"] in tile(page, "HR@10")
+    assert page.text("#hits-text").endswith("no difference beyond the noise.")
+
+
 def test_warnings_are_shown_above_the_figures(page):
     page.ask("void (data.figures.warnings = ['half of the records are dead letters'], showWarnings())")
     assert page.text("#warnings") == "half of the records are dead letters"

@@ -25,14 +25,16 @@ function fill(id, rows, none) {
   body.replaceChildren(...made);
 }
 
+const AGAINST = { above: "; above the baselines", below: "; below a baseline", equal: "; like the best baseline", null: "" };
+const worth = (f) => "± " + fixed(f.hit_rate_standard_error) + " of " + count(f.hit_rate_events) + " events";
+
 function showTiles() {
   const f = data.figures || {};
-  const best = f.best_baseline_hit_rate_at_10, times = f.hit_rate_at_10 && best ? f.hit_rate_at_10 / best : null;
   const saved = data.checkpoint || {};
   at("tiles").replaceChildren(
     tile("Events a second", count(f.events_per_second), count(f.consumed) + " in all"),
     tile("Lag", count(f.lag), count(f.queued_events) + " queued"),
-    tile("HR@10", fixed(f.hit_rate_at_10), known(times) ? times.toFixed(2) + " × best baseline, " + NAMES[f.best_baseline] : "ranked before training"),
+    tile("HR@10", fixed(f.hit_rate_at_10), known(f.hit_rate_at_10) ? worth(f) + AGAINST[f.against_baseline] : "ranked before training"),
     tile("Loss", fixed(f.loss), count(f.steps) + " steps"),
     tile("Items", count(f.items), count(f.users) + " users" + (f.evicted ? ", " + count(f.evicted) + " forgotten" : "")),
     tile("Checkpoint", duration(saved.age_s), known(saved.age_s) ? count(saved.unsaved_events) + " events since" : "none yet"),
@@ -197,7 +199,10 @@ function drawHits() {
     name === "model" ? { line: { color: colour("series-1"), width: 2.5 } } : { line: { color: colour("series-" + Math.min(k + 1, 5)), width: 2, dash: k === 1 ? "dash" : "dot" } })),
   layout({ yaxis: axis({ rangemode: "tozero", tickformat: ".2f" }) }));
   const model = last(column(prefix + "model")), f = data.figures || {}, best = f.best_baseline_hit_rate_at_10;
-  say("hits-text", known(model) ? "HR@10 of the latest ranked events: model " + fixed(model) + (known(best) ? ", best baseline (" + NAMES[f.best_baseline] + ") " + fixed(best) + (best > model ? ": learning does not pay yet." : ".") : ".") : "Events are ranked before they are trained; none was yet.");
+  if (!known(model)) return say("hits-text", "Events are ranked before they are trained; none was yet.");
+  const compared = { above: ".", below: ": learning does not pay yet.", equal: ": no difference beyond the noise.", null: "." };
+  const beside = known(best) ? ", best baseline (" + NAMES[f.best_baseline] + ") " + fixed(best) + compared[f.against_baseline] : ".";
+  say("hits-text", "HR@10 of the latest ranked events: model " + fixed(f.hit_rate_at_10) + " " + worth(f) + beside);
 }
 
 function drawBands() {
