@@ -87,7 +87,7 @@ else ifndef GPU
 endif
 	$(INSTALL) --editable '.[serve]'
 	@echo "Installed into $(VENV): $$(du -sh $(VENV) | cut -f1). Compiling kernels, once, by a first small run:"
-	$(BIN)/streamer demo --events 2048 --seconds 900 --no-serve --no-open --data-dir $(VENV)/first-run > $(VENV)/first-run.log
+	$(BIN)/streamer demo --events 30000 --rate 100000 --seconds 900 --no-serve --no-open --data-dir $(VENV)/first-run > $(VENV)/first-run.log
 	@rm -rf $(VENV)/first-run
 	@touch $@
 

@@ -72,4 +72,4 @@ def test_what_the_next_steps_of_the_demo_need_is_installed_and_compiled(setup: S
     setup.make(GPU="")
     assert setup.installs[-1].endswith("--editable .[serve]")
     last = (setup.directory / "asked").read_text().splitlines()[-1]
-    assert last.startswith("streamer demo --events 2048 ")
+    assert last.startswith("streamer demo --events 30000 ")

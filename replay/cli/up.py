@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,8 +26,8 @@ from streamer.replay.cli.parts import (
     answer_lines,
     run_parts,
 )
-from streamer.settings import RunSettings, StreamSettings
-from streamer.sources.base import StartAt
+from streamer.settings import RunSettings
+from streamer.sources.base import Chunk
 
 TOPIC = "interactions"
 """Of the embedded log."""
@@ -36,10 +37,6 @@ PUBLISHED = "published"
 """Directory in a data directory to which the trainer publishes."""
 MARK = "source"
 """File in a data directory that says what it was learned from."""
-SAMPLED = 100
-"""Records that are looked at."""
-POLLS = 5
-POLL_S = 1.0
 SHOWN = 40
 """Characters of an example."""
 
@@ -157,38 +154,38 @@ def topic_plan(topic: str, settings: UpSettings, directory: Path) -> Plan:
         StreamerError: it cannot be read, its records have no fields for users and
             items, or it is not what the directory was learned from.
     """
-    servers = settings.bootstrap_servers
-    stream = StreamSettings(
+    from streamer.cli.look import next_records
+
+    servers = str(settings.bootstrap_servers)
+    trainer = run_settings(
+        settings,
+        directory,
         topics=(topic,),
         bootstrap_servers=servers,
         kafka=settings.kafka,
         kafka_config=settings.kafka_config,
     )
-    records = first_records(stream)
+    records = json_records(next_records(trainer, {}))
     fields = dict(settings.fields)
     if records:
-        guess = guess_fields(records)
-        fields = recognised(topic, guess, settings.fields, records)
+        fields = recognised(topic, guess_fields(records), fields, records)
     source = f"{topic} at {servers}"
-    claim(directory, source, f"{source}, {sorted(fields.items())}")
+    group = claim(directory, source, f"{source}, {sorted(fields.items())}")
+
     server = ["serve", "--from", str(directory / PUBLISHED), "--topic", topic]
-    server += ["--bootstrap-servers", str(servers), "--data-dir", str(directory)]
+    server += ["--bootstrap-servers", servers, "--data-dir", str(directory)]
     if settings.kafka_config is not None:
         server += ["--kafka-config", str(settings.kafka_config)]
     for name, value in settings.kafka.items():
         server += ["--kafka", f"{name}={value}"]
     for ours, theirs in fields.items():
         server += ["--field", f"{ours}={theirs}"]
-    where = {name: getattr(stream, name) for name in ("kafka", "kafka_config")}
-    trainer = run_settings(
-        settings,
-        directory,
-        topics=(topic,),
-        bootstrap_servers=servers,
-        fields=fields,
-        **where,
+    return Plan(
+        source=source,
+        trainer=replace(trainer, fields=fields, group_id=group),
+        server=server,
+        ends=settings.until_end,
     )
-    return Plan(source=source, trainer=trainer, server=server, ends=settings.until_end)
 
 
 def run_settings(settings: UpSettings, directory: Path, **stream: Any) -> RunSettings:
@@ -216,29 +213,14 @@ def run_settings(settings: UpSettings, directory: Path, **stream: Any) -> RunSet
     return found
 
 
-def first_records(stream: StreamSettings) -> list[dict[str, Any]]:
-    """Some records of a topic that are JSON objects, read in nobody's name; empty if it
-    has none yet.
-    """
-    from streamer.serve.build import event_tail
-    from streamer.serve.settings import ServeSettings
-
-    names = StreamSettings.all()
-    tail = event_tail(ServeSettings(**{name: getattr(stream, name) for name in names}))
-    source = tail()
-    found = []
-    try:
-        source.open(StartAt({}))
-        for _ in range(POLLS):
-            for chunk in source.poll(SAMPLED, POLL_S):
-                for value in chunk.values:
-                    with contextlib.suppress(msgspec.DecodeError):
-                        decoded = msgspec.json.decode(value)
-                        found += decoded if isinstance(decoded, list) else [decoded]
-            if found:
-                break
-    finally:
-        source.close()
+def json_records(chunks: Iterable[Chunk]) -> list[dict[str, Any]]:
+    """The JSON objects in some records, those of arrays too."""
+    found: list[Any] = []
+    for chunk in chunks:
+        for value in chunk.values:
+            with contextlib.suppress(msgspec.DecodeError):
+                decoded = msgspec.json.decode(value)
+                found += decoded if isinstance(decoded, list) else [decoded]
     return [record for record in found if isinstance(record, dict)]
 
 
@@ -279,8 +261,9 @@ def recognised(
     return {**asked, **found}
 
 
-def claim(directory: Path, source: str, identity: str) -> None:
-    """Take a directory for a source, from which the same command goes on.
+def claim(directory: Path, source: str, identity: str) -> str:
+    """Take a directory for a source, from which the same command goes on; returns the
+    consumer group of what is learned there, which a restart leaves behind.
 
     Raises:
         StreamerError: it was learned from something else.
@@ -289,8 +272,8 @@ def claim(directory: Path, source: str, identity: str) -> None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if not mark.is_file():
-            mark.write_text(f"{identity}\n")
-        before = mark.read_text().strip()
+            mark.write_text(f"streamer-up-{uuid.uuid4().hex[:12]}\n{identity}\n")
+        group, _, before = mark.read_text().strip().partition("\n")
     except OSError as error:
         raise StreamerError(f"{directory} cannot be used: {error}") from error
     if before != identity:
@@ -298,6 +281,7 @@ def claim(directory: Path, source: str, identity: str) -> None:
             f"{directory} was learned from something else than {source} as it is now with these fields. "
             "Give --restart to forget that and begin again, or another --data-dir to keep both"
         )
+    return group
 
 
 def summary(figures: Figures) -> Iterator[str]:
