@@ -189,7 +189,7 @@ def _trained(url: str) -> int:
 
 def soak(minutes: float, rate: float, directory: Path) -> dict[str, Any]:
     """Figures of a trainer and of a server."""
-    published = directory / "published"
+    published = directory / "trainer" / "published"
     metrics_port, port = free_port(), free_port()
     metrics = f"http://127.0.0.1:{metrics_port}/metrics"
     where = ["--data-dir", directory / "log"]

@@ -34,6 +34,10 @@ class MemoryPlace:
     def prune(self, number: int) -> None:
         """See `Place.prune`: memory keeps everything."""
 
+    def base_wanted(self) -> bool:
+        """See `Place.base_wanted`: nobody asks."""
+        return False
+
     def poll(self, served: SnapshotEnd | None, timeout_s: float) -> Found:
         """See `SnapshotReader.poll`: what is not newer is left out."""
         with self.changed:

@@ -58,7 +58,7 @@ class Trainer:
 
     def base(self) -> None:
         """The next snapshot is a base."""
-        self.publisher._begin_sweep(in_haste=True)
+        self.publisher._begin_base()
         self.publish()
 
     def _step(self) -> int:
@@ -77,7 +77,7 @@ class Server:
     def __init__(self, reader: SnapshotReader | Path, clock: Callable[[], float] = time.time, **options: Any) -> None:
         self.service = Service(clock=clock)
         self.follower = Follower(
-            self.service, DirectoryReader(reader) if isinstance(reader, Path) else reader, **options
+            self.service, DirectoryReader(reader, asks=True) if isinstance(reader, Path) else reader, **options
         )
         self.follower.start()
 

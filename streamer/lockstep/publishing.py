@@ -21,7 +21,7 @@ from streamer.snapshot.frames import (
     unpack_chunk,
 )
 from streamer.snapshot.places import Place
-from streamer.snapshot.publisher import Delta, Due, KindRows, Publisher
+from streamer.snapshot.publisher import UNCHANGED, Delta, Due, KindRows, Publisher
 from streamer.sources.base import Positions
 
 USERS = "users"
@@ -65,24 +65,33 @@ class GroupPublisher(Publisher):
 
     def _copied(
         self,
-        wanted: list[KindRows],
-        is_swept: bool,
+        part: list[KindRows],
+        changed: dict[str, Rows],
+        is_over: bool,
     ) -> tuple[list[RowChunk], bool]:
         """On rank 0 with the users of all ranks, by their published rows. A collective."""
-        users = [rows for kind, rows in wanted if kind == USERS]
-        others = [one for one in wanted if one[0] != USERS]
-        chunks, _ = super()._copied(others, is_swept)
+        rest = [one for one in part if one[0] != USERS]
+        others = {kind: rows for kind, rows in changed.items() if kind != USERS}
+        chunks, _ = super()._copied(rest, others, is_over)
 
-        own = self._chunk(USERS, np.unique(np.concatenate([NO_ROWS, *users])))
-        swept = self._group.gather_values(is_swept)
+        users = [rows for kind, rows in part if kind == USERS]
+        sliced = np.concatenate([NO_ROWS, *users])
+        chunks += self._gathered(self._chunk(USERS, sliced, UNCHANGED))
+        chunks += self._gathered(self._chunk(USERS, changed.get(USERS, NO_ROWS)))
+        return chunks, all(self._group.gather_values(is_over))
+
+    def _gathered(self, own: RowChunk) -> list[RowChunk]:
+        """On rank 0, users of all ranks."""
         messages = self._group.gather(np.frombuffer(pack_chunk(*own), np.uint8))
-        if self._is_lead:
-            for rank, message in enumerate(messages):
-                chunk = unpack_chunk(message.data)
-                if len(chunk.rows):
-                    rows = self._published(rank, chunk.rows)
-                    chunks.append(chunk._replace(rows=rows))
-        return chunks, all(swept)
+        chunks: list[RowChunk] = []
+        if not self._is_lead:
+            return chunks
+        for rank, message in enumerate(messages):
+            chunk = unpack_chunk(message.data)
+            if len(chunk.rows):
+                rows = self._published(rank, chunk.rows)
+                chunks.append(chunk._replace(rows=rows))
+        return chunks
 
     def _published(self, rank: int, rows: Rows) -> Rows:
         size = int(rows.max()) + 1

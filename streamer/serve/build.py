@@ -29,7 +29,7 @@ def snapshot_reader(settings: ServeSettings) -> SnapshotReader:
     if directory is not None:
         from streamer.snapshot.places import DirectoryReader
 
-        return DirectoryReader(directory)
+        return DirectoryReader(directory, asks=settings.from_dir is not None)
     from streamer.snapshot.topic import TopicReader
     from streamer.sources.kafka.tail import KafkaTail
 

@@ -15,7 +15,7 @@ from streamer.recommender import Recommender
 from streamer.serve.vectors import EXACT_ITEMS, KeptVectors
 from streamer.snapshot.chain import Checkpoint
 from streamer.snapshot.frames import RowChunk
-from streamer.snapshot.publisher import LINES, is_served, table_of
+from streamer.snapshot.publisher import LINES, UNCHANGED, is_served, table_of
 from streamer.snapshot.snapshot import Snapshot, SnapshotEnd
 
 
@@ -75,7 +75,7 @@ class Replica:
         end = snapshot.end
         if end.previous != self.end.link:
             raise CorruptCheckpoint(f"{end} does not follow {self.end}")
-        chunks = list(snapshot.chunks())
+        chunks = [one for one in snapshot.chunks() if one.values != UNCHANGED]
         return ReadDelta(end, chunks, snapshot.arrays())
 
     def apply(self, delta: ReadDelta) -> None:

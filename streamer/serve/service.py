@@ -192,8 +192,8 @@ class Service:
         if self.refusal is not None:
             return Verdict(
                 False,
-                "Serving older state: a snapshot was refused, and every row has to come "
-                f"by again ({self.refusal})",
+                "Serving older state: a snapshot was refused, and the next base is "
+                f"still to come ({self.refusal})",
             )
         if not self.caught_up:
             return Verdict(False, self.problem or "deltas are being applied")

@@ -35,6 +35,15 @@ SYNC_EVERY_BYTES = 64 << 20
 COPIED_BYTES = 1 << 24
 """Of a file that is copied, at a time."""
 
+
+class BrokenChain(CorruptCheckpoint):
+    """A chain that cannot be read back beyond the snapshot of a number."""
+
+    def __init__(self, problem: str, number: int) -> None:
+        super().__init__(problem)
+        self.number = number
+
+
 Checked = dict[Path, SnapshotFile | CorruptCheckpoint]
 """Files that were read and checked, or what is wrong with them."""
 
@@ -221,25 +230,31 @@ class SnapshotDirectory:
                 and the files are closed again.
 
         Raises:
-            CorruptCheckpoint: one of them is damaged or missing.
+            BrokenChain: one of them is damaged or missing.
         """
-        snapshot = self._open(number, checked)
-        chain = [snapshot]
-        first = snapshot.end.first
-        if not first:
-            raise CorruptCheckpoint(f"{snapshot.path}: more rows are still to come")
-        while snapshot.end.number > first:
-            wanted = snapshot.end.previous
-            if wanted is None:
-                raise CorruptCheckpoint(
-                    f"{snapshot.path} does not name what it changes"
-                )
-            snapshot = self._open(wanted.number, checked)
-            if snapshot.end.link != wanted:
-                raise CorruptCheckpoint(
-                    f"a later delta does not continue {snapshot.path}: their checksums differ"
-                )
-            chain.append(snapshot)
+        at = number
+        try:
+            snapshot = self._open(number, checked)
+            chain = [snapshot]
+            first = snapshot.end.first
+            if not first:
+                raise CorruptCheckpoint(f"{snapshot.path}: more rows are still to come")
+            while snapshot.end.number > first:
+                wanted = snapshot.end.previous
+                if wanted is None:
+                    raise CorruptCheckpoint(
+                        f"{snapshot.path} does not name what it changes"
+                    )
+                at = wanted.number
+                snapshot = self._open(at, checked)
+                if snapshot.end.link != wanted:
+                    raise CorruptCheckpoint(
+                        f"a later delta does not continue {snapshot.path}: "
+                        "their checksums differ"
+                    )
+                chain.append(snapshot)
+        except CorruptCheckpoint as error:
+            raise BrokenChain(str(error), at) from error
         return chain[::-1]
 
     def _open(self, number: int, checked: Checked | None) -> SnapshotFile:

@@ -4,6 +4,7 @@ a volume that trainer and servers share. `topic` has the other: a topic of Kafka
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,7 +12,12 @@ from typing import Protocol
 
 from streamer.errors import CorruptCheckpoint, SourceUnavailable
 from streamer.snapshot.chain import PARTS, Checkpoint
-from streamer.snapshot.directory import SnapshotDirectory, system_errors
+from streamer.snapshot.directory import (
+    BrokenChain,
+    SnapshotDirectory,
+    number_of,
+    system_errors,
+)
 from streamer.snapshot.lease import Lease
 from streamer.snapshot.snapshot import Snapshot, SnapshotEnd, SnapshotFile
 
@@ -21,6 +27,10 @@ LOOK_AROUND_S = 0.5
 """How often it looks whether there is a newer state that the next delta does not lead
 to.
 """
+
+
+WANTED = "base-wanted"
+"""A file that a server leaves where it cannot go on without a new base."""
 
 
 class Place(Protocol):
@@ -40,6 +50,10 @@ class Place(Protocol):
 
     def prune(self, number: int) -> None:
         """Remove everything before the snapshot of this number."""
+        ...
+
+    def base_wanted(self) -> bool:
+        """Whether a server has asked for a base since this was called last."""
         ...
 
     def close(self) -> None:
@@ -118,6 +132,14 @@ class DirectoryPlace:
                 if at < number:
                     path.unlink(missing_ok=True)
 
+    def base_wanted(self) -> bool:
+        """See `Place.base_wanted`."""
+        path = self._snapshots.directory / WANTED
+        with system_errors("use", path.parent, SourceUnavailable):
+            is_wanted = path.exists()
+            path.unlink(missing_ok=True)
+        return is_wanted
+
     def close(self) -> None:
         """See `Place.close`."""
         if self._lease is not None:
@@ -127,10 +149,16 @@ class DirectoryPlace:
 class DirectoryReader:
     """Follows the snapshots of a directory: one that a trainer publishes to, or one of
     its checkpoints.
+
+    Args:
+        directory: where they are.
+        asks: whether the trainer is asked for a base where one is needed; a directory
+            that cannot be written to is followed all the same.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, asks: bool = False) -> None:
         self._snapshots = SnapshotDirectory(directory)
+        self._asks = asks
         self._came: Path | None = None
         self._refused: set[Path] = set()
         self._looked_around = 0.0
@@ -175,18 +203,19 @@ class DirectoryReader:
         if served is not None and now - self._looked_around < LOOK_AROUND_S:
             return None
         self._looked_around = now
-        at = served.number if served is not None else 0
         numbers = self._snapshots.numbers()
-        for number in reversed(numbers):
-            if number <= at:
-                break
+        number = max(numbers, default=0)
+        while number > (served.number if served is not None else 0):
             try:
                 chain = self._snapshots.read_chain(number)
-                # the state before it may be whole
-                if self._refused.isdisjoint(one.path for one in chain):
-                    return self._leading_to(chain, served)
-            except CorruptCheckpoint:
+            except BrokenChain as error:
+                # the chains of those after it lead over it, too
+                number = _before(numbers, min(number, error.number))
                 continue
+            refused = self._refused.intersection(one.path for one in chain)
+            if not refused:
+                return self._leading_to(chain, served)
+            number = _before(numbers, min(map(number_of, refused)))
         self._check_none_lost(served, numbers)
         return None
 
@@ -196,7 +225,10 @@ class DirectoryReader:
         """See that the delta after what is served is there, if later ones of the same
         start are; says so once.
         """
-        if served is None or served.number + 1 in numbers:
+        if served is None:
+            self._ask_for_base()
+            return
+        if served.number + 1 in numbers:
             return
         lost = self._snapshots.path(served.number + 1, is_base=False)
         newest = max(numbers, default=0)
@@ -230,6 +262,17 @@ class DirectoryReader:
         """See `SnapshotReader.refuse`."""
         if self._came is not None:
             self._refused.add(self._came)
+        self._ask_for_base()
+
+    def _ask_for_base(self) -> None:
+        if self._asks:
+            with contextlib.suppress(OSError):
+                (self._snapshots.directory / WANTED).touch()
 
     def close(self) -> None:
         """See `SnapshotReader.close`."""
+
+
+def _before(numbers: Mapping[int, Path], number: int) -> int:
+    """The largest of the numbers below one; 0 if there is none."""
+    return max((one for one in numbers if one < number), default=0)

@@ -1,11 +1,12 @@
 """Publishes what a trainer learns, beside training: copies on the training thread,
 packs and writes on another.
 
-Each delta has the rows that changed since the one before, and a slice of all others.
-After some hundreds of them every row has come by: a server can start from the first of
-these, and no base, which takes long to write, holds up what is new. A run begins with
-slices as large as can be copied between two steps; those of a small model are one
-base.
+Each delta has the rows that changed since the one before. A base, which has every row,
+comes in slices as large as can be copied between two steps, one with each delta, so
+that it holds up neither training nor what is new; that of a small model is one slice. A
+server starts from the first slice of a base, and one that follows passes over them. The
+next base begins when the deltas since outweigh the one before, when there are many, or
+when a server has missed something and asks.
 
 The training thread copies only while the thread that writes is free. While it is not,
 because a disk is slow or a broker away, what changes is remembered as rows: the next
@@ -17,13 +18,14 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from itertools import islice
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import StreamerError
 from streamer.learner import State, checkpoint_meta
@@ -41,12 +43,17 @@ trainer lives.
 """
 MAX_DELTA_ROWS = 100_000
 """If more rows have changed, because nothing could be written for long, they come with
-all others, slice by slice.
+all others, as a base.
 """
-SWEEP_DELTAS = 500
-"""Deltas in which every row comes by."""
+MAX_DELTAS = 250
+"""After this many the next base begins: a server that has missed one goes on."""
+MIN_BASE_S = 10.0
+"""Time between the beginnings of two bases, however many servers ask for one."""
 SLICE_CHUNKS = 16
-"""Chunks of all rows in a delta while there is nothing that servers can start from."""
+"""Chunks of a base in a delta."""
+UNCHANGED = {"unchanged": True}
+"""Says of a chunk that whoever has applied the delta before has its rows already."""
+NO_VALUES: Mapping[str, Any] = {}
 LINES = "table.lines"
 RETRY_S = 1.0
 LAST_WRITE_S = 10.0
@@ -76,6 +83,8 @@ class Due(IntEnum):
     """A delta, if anything has changed."""
     DELTA = 2
     """A delta even if nothing has changed."""
+    BASE = 3
+    """A delta with the first slice of a base."""
 
 
 @dataclass(slots=True)
@@ -91,6 +100,8 @@ class Delta:
     """Whether it has all that changed since the one before."""
     obsolete: int
     """Nobody needs what is before this one any more."""
+    has_slice: bool
+    """Whether it has a slice of a base."""
     chunks: list[RowChunk]
     arrays: Arrays
     meta: dict[str, Any]
@@ -104,6 +115,13 @@ def is_served(kind: str) -> bool:
 def table_of(kind: str) -> str:
     """The table that rows of this kind have a line of."""
     return {"users": "user.id", "items": "item.id"}.get(kind, kind)
+
+
+def _in_chunks(used: Mapping[str, NDArray[np.bool_]]) -> Iterator[KindRows]:
+    """The rows that are in use, of each kind, a chunk at a time."""
+    for kind, is_used in used.items():
+        for at in range(0, len(is_used), CHUNK_ROWS):
+            yield kind, at + np.flatnonzero(is_used[at : at + CHUNK_ROWS])
 
 
 class Publisher:
@@ -134,10 +152,13 @@ class Publisher:
         self._heartbeat_at = 0.0
         self._number = 0  # of the last delta that was copied
         self._first = 0  # from which on servers have every row; 0: from none
-        self._sweep_first = 1  # with which all rows have begun to come by once more
-        self._sweep: Iterator[KindRows] = iter(())  # what is left of them
-        self._slices = 0  # of the sweep, in each delta
-        self._in_haste = False  # whether these are as large as they can be
+        self._base: Iterator[KindRows] | None = None  # what is left of one under way
+        self._base_first = 0  # with which it has begun
+        self._base_at = 0.0
+        self._base_wanted = False  # by a server
+        self._base_bytes = 0  # of its deltas
+        self._delta_bytes = 0  # of those since
+        self._deltas = 0  # since
         self._generation_from = 0  # number in the place before our first
         self._last: Link | None = None  # the state that was written last
         self._closing = threading.Event()
@@ -148,9 +169,19 @@ class Publisher:
         if self._closing.is_set() or not self._writer.is_idle:
             return Due.NOTHING
         now = time.monotonic()
-        if now >= self._heartbeat_at or self._in_haste or not self._first:
+        if self._base is None and self._base_is_due(now):
+            return Due.BASE
+        if now >= self._heartbeat_at or self._base is not None:
             return Due.DELTA
         return Due.CHANGES if now >= self._delta_at else Due.NOTHING
+
+    def _base_is_due(self, now: float) -> bool:
+        if not self._first:
+            return True
+        if now < self._base_at + MIN_BASE_S:
+            return False
+        is_outweighed = self._delta_bytes > self._base_bytes
+        return self._base_wanted or is_outweighed or self._deltas >= MAX_DELTAS
 
     def step(self, positions: Callable[[], Positions], due: Due | None = None) -> None:
         """Copy what is due, between two steps of training.
@@ -168,8 +199,8 @@ class Publisher:
     # copying --------------------------------------------------------------------------
 
     def _copy(self, positions: Callable[[], Positions], due: Due) -> Delta | None:
-        """What changed since the last delta, with the next of all rows; None if nothing
-        changed, and nothing else is due.
+        """What changed since the last delta, with the next slice of a base; None if
+        nothing changed, and nothing else is due.
         """
         changed = {kind: self._changed.take(kind) for kind in self._kinds}
         count = self._total(sum(map(len, changed.values())))
@@ -182,72 +213,70 @@ class Publisher:
         if is_too_much:
             changed = {}
             self._first = 0
-        if is_too_much or not (self._first or self._in_haste):
-            self._begin_sweep(in_haste=True)
+        has_nothing = self._base is None and not self._first
+        if is_too_much or has_nothing or due == Due.BASE:
+            self._begin_base()
         self._number += 1
-        wanted = list(islice(self._sweep, self._slices))
-        is_swept = len(wanted) < self._slices
-        wanted += changed.items()
-        chunks, is_swept = self._copied(wanted, is_swept)
+        self._deltas += 1
+        has_slice = self._base is not None
+        part = list(islice(self._base or (), SLICE_CHUNKS))
+        is_over = has_slice and len(part) < SLICE_CHUNKS
+        chunks, is_over = self._copied(part, changed, is_over)
         obsolete = 0
-        if is_swept:
+        if is_over:
             obsolete = self._first
-            self._first = self._sweep_first
+            self._first = self._base_first
+            self._base = None
+            self._deltas = 0
         arrays, meta = self._dense(positions())
-        delta = Delta(
+        return Delta(
             self._number,
             self._first,
             not is_too_much,
             obsolete,
+            has_slice,
             chunks,
             arrays,
             meta,
         )
-        if is_swept:
-            self._begin_sweep(in_haste=False)
-        return delta
 
-    def _begin_sweep(self, *, in_haste: bool) -> None:
-        """Have all rows come by once more, from the next delta on."""
-        self._in_haste = in_haste
-        self._sweep_first = self._number + 1
-        rows = CHUNK_ROWS
-        self._slices = SLICE_CHUNKS
-        if not in_haste:
-            every = sum(len(self._state.used(kind)) for kind in self._kinds)
-            rows = min(CHUNK_ROWS, every // SWEEP_DELTAS + 1)
-            self._slices = every // (SWEEP_DELTAS * rows) + 1
-        self._sweep = self._all_rows(rows)
-
-    def _all_rows(self, size: int) -> Iterator[KindRows]:
-        """All rows that are in use, so many at a time."""
-        for kind in self._kinds:
-            used = self._state.used(kind)
-            for at in range(0, len(used), size):
-                yield kind, at + np.flatnonzero(used[at : at + size])
+    def _begin_base(self) -> None:
+        """Have every row come by once more, from the next delta on."""
+        # what is used from now on changes, and comes as such: the base does not grow
+        used = {kind: self._state.used(kind).copy() for kind in self._kinds}
+        self._base = _in_chunks(used)
+        self._base_first = self._number + 1
+        self._base_at = time.monotonic()
+        self._base_wanted = False
+        self._base_bytes = 0
+        self._delta_bytes = 0
 
     def _total(self, rows: int) -> int:
         """How many rows a delta has."""
         return rows
 
     def _copied(
-        self, wanted: list[KindRows], is_swept: bool
+        self, part: list[KindRows], changed: dict[str, Rows], is_over: bool
     ) -> tuple[list[RowChunk], bool]:
-        """Copies of rows; and whether all rows have come by."""
-        chunks = []
-        for kind, rows in wanted:
+        """Copies of the rows of a slice and of those that changed; and whether the base
+        is over.
+        """
+        chunks = [self._chunk(kind, rows, UNCHANGED) for kind, rows in part]
+        for kind, rows in changed.items():
             for at in range(0, len(rows), CHUNK_ROWS):
                 chunks.append(self._chunk(kind, rows[at : at + CHUNK_ROWS]))
-        return chunks, is_swept
+        return chunks, is_over
 
-    def _chunk(self, kind: str, rows: Rows) -> RowChunk:
+    def _chunk(
+        self, kind: str, rows: Rows, values: Mapping[str, Any] = NO_VALUES
+    ) -> RowChunk:
         """A copy of rows as servers need them: without optimizer state."""
         found = self._state.take(kind, rows)
         arrays = {n: a for n, a in found.items() if not n.startswith("shared.")}
         if LINES in arrays:
             table = self._state.trainer.model.tables[table_of(kind)]
             arrays[LINES] = arrays[LINES][:, : table.dim]
-        return RowChunk(kind, rows, arrays)
+        return RowChunk(kind, rows, arrays, values)
 
     def _dense(self, positions: Positions) -> tuple[Arrays, dict[str, Any]]:
         """What belongs to no row: whole in every snapshot, as the last one says it."""
@@ -302,6 +331,11 @@ class Publisher:
         if delta.obsolete:
             self._place.prune(before + delta.obsolete)
         self._last = Link(number, packing.checksum)
+        if delta.has_slice:
+            self._base_bytes += packing.size_bytes
+        else:
+            self._delta_bytes += packing.size_bytes
+        self._base_wanted = self._place.base_wanted() or self._base_wanted
         status.number = number
         status.at_s = end.time_s
         status.snapshots += 1

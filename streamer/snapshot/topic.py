@@ -6,7 +6,7 @@ which snapshot it is, as JSON; the value is a stretch of its bytes:
     {"generation": 1207, "number": 13, "part": 0, "last": true}
 
 A generation's number is the end of the topic when it began, so that it is higher than
-all before. What no reader needs any more is removed: every row is in the topic twice.
+all before. What no reader needs any more is removed: two bases stay in the topic.
 """
 
 from __future__ import annotations
@@ -134,6 +134,10 @@ class TopicPlace:
                 admin.delete_records({TopicPartition(self._topic, 0): first})
             finally:
                 admin.close()
+
+    def base_wanted(self) -> bool:
+        """See `Place.base_wanted`: brokers check and keep what they are sent."""
+        return False
 
     def close(self) -> None:
         """See `Place.close`."""

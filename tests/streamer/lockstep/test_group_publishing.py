@@ -30,7 +30,7 @@ def publish(size: int, place: MemoryPlace, **settings) -> list[Learner]:
         for number, step in enumerate(steps()):
             learner.learn_batch(own_batch(step, group))
             if number % 4 == 0:
-                publisher._begin_sweep(in_haste=True)
+                publisher._begin_base()
             publisher.flush()
             publisher.step(positions, Due(group.gather_values(publisher.due())[0]))
         publisher.close(positions)

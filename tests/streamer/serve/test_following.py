@@ -24,6 +24,7 @@ from streamer.learner import Learner
 from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
 from streamer.snapshot.directory import SnapshotDirectory, number_of
+from streamer.snapshot.places import WANTED
 from streamer.snapshot.publisher import Due
 from streamer.snapshot.snapshot import SnapshotFile
 from tests.streamer.snapshot.test_checkpointer import Run
@@ -364,12 +365,13 @@ def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, m
     """A server starts when every row was published, and from any state after that."""
     monkeypatch.setattr("streamer.snapshot.publisher.SLICE_CHUNKS", 2)
     monkeypatch.setattr("streamer.snapshot.publisher.CHUNK_ROWS", 32)
-    monkeypatch.setattr("streamer.snapshot.publisher.SWEEP_DELTAS", 7)
+    monkeypatch.setattr("streamer.snapshot.publisher.MAX_DELTAS", 7)
+    monkeypatch.setattr("streamer.snapshot.publisher.MIN_BASE_S", 0.0)
     learner = Learner(small())
     streamer.Learner(learner).learn(STREAM[:600])
     trainer, server = Trainer(tmp_path / "points", learner), Server(tmp_path / "points")
     snapshots, first = SnapshotDirectory(tmp_path / "points"), []
-    for seed in range(40):
+    for seed in range(50):
         trainer.learn(events(8, seed=seed, users=30, items=150))
         first.append(SnapshotFile(list(snapshots.numbers().values())[-1]).end.first)
         if first[-1]:
@@ -381,8 +383,9 @@ def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, m
             assert_equal(later.service, learner)
             later.close()
     assert first[:4] == [0] * 4
-    assert len(set(first)) > 4, "all rows came by again and again"
+    assert len(set(first)) > 3, "there is a base again and again"
     assert min(snapshots.numbers()) == sorted(set(first))[-2], "what is needed to start from is kept, and that before"
+    assert server.service.bases == 1, "who follows needs no other"
     server.close()
     trainer.close()
 
@@ -422,3 +425,61 @@ service.similar("i5", 3)
 print(compiled())
 server.close()
 """
+
+
+@pytest.fixture
+def growing(tmp_path, monkeypatch):
+    """A trainer whose model is small at first, and to which every event brings a new item; and how it goes on."""
+    monkeypatch.setattr("streamer.snapshot.publisher.MIN_BASE_S", 0.0)
+    trainer = Trainer(tmp_path / "points")
+
+    def grow(deltas: int) -> None:
+        for _ in range(deltas):
+            trainer.learn([(f"u{k % 30}", f"i{k}") for k in range(trainer.offset, trainer.offset + 32)])
+
+    yield trainer, grow
+    trainer.close()
+
+
+@pytest.mark.parametrize("max_deltas", [10, 10**9])
+def test_bases_come_again_and_the_directory_stays_small_while_the_model_grows(
+    growing, tmp_path, monkeypatch, max_deltas
+):
+    """Without a limit to their number, because the deltas outweigh the base."""
+    trainer, grow = growing
+    monkeypatch.setattr("streamer.snapshot.publisher.MAX_DELTAS", max_deltas)
+    grow(60)
+    Trainer(tmp_path / "base", trainer.learner).publish()
+    base, published = SnapshotDirectory(tmp_path / "base"), SnapshotDirectory(tmp_path / "points")
+    assert len(published.load().chain) <= 12
+    sizes = [sum(path.stat().st_size for path in one.paths()) for one in (base, published)]
+    assert sizes[1] < 5 * sizes[0]
+
+
+@pytest.mark.parametrize("starts", [False, True], ids=["follows", "starts"])
+def test_a_server_that_misses_a_delta_asks_for_a_base(growing, tmp_path, monkeypatch, starts):
+    trainer, grow = growing
+    points = tmp_path / "points"
+    grow(8)
+    monkeypatch.setattr("streamer.snapshot.publisher.CHUNK_ROWS", 16)
+    monkeypatch.setattr("streamer.snapshot.publisher.SLICE_CHUNKS", 2)
+    server = Server(points)
+    server.reach(trainer)
+    server.close()
+    grow(3)
+    trainer.publisher._base = None  # whatever was under way: none is due for long
+    trainer.publisher._base_bytes = 1 << 40
+    delta_of(points, trainer.publisher.status.number - 1).unlink()
+    server = Server(points) if starts else server
+    if not starts:
+        server.follower = type(server.follower)(server.service, server.follower._reader)
+        server.follower.start()
+    wait_until(lambda: (points / WANTED).exists(), "asking")
+    asked_at = trainer.publisher.status.number
+    while trainer.publisher._base_first <= asked_at or trainer.publisher._base is not None:
+        grow(1)
+    slices = -(-(30 + 2 * trainer.publisher._base_first * 32) // 32)
+    assert trainer.publisher.status.number <= asked_at + slices + 3, "it does not grow with the model"
+    server.reach(trainer)
+    assert_equal(server.service, trainer.learner)
+    server.close()
