@@ -57,7 +57,6 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
 
         # in a group one thread each, so that sums do not depend on the machine
         torch.set_num_threads(settings.threads or 1)
-    from streamer.event import EventDecoder
     from streamer.learner import Learner
     from streamer.snapshot import CheckpointStore
 
@@ -77,7 +76,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
     return assemble(
         learner,
         source_factory(settings, checkpoints.trainer),
-        EventDecoder(settings, settings.catalogue_topic),
+        event_decoder(settings),
         dead_letters(settings),
         settings,
         dead_letter_share=dead_letter_share(settings),
@@ -150,7 +149,6 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     """
     from streamer.cache_store.server import MemoryServer
     from streamer.cache_store.store import CacheStore
-    from streamer.event import EventDecoder
     from streamer.ingest.reader import Reader, StopCondition
     from streamer.lockstep.checkpoint import RankCheckpointer, rank_store
     from streamer.lockstep.group import connect
@@ -198,7 +196,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
             ingest.queues.wants,
             progress.may_commit,
         ),
-        EventDecoder(settings, settings.catalogue_topic),
+        event_decoder(settings),
         ingest,
         StopCondition(settings.until_end),  # max_events are of all ranks
         settings.max_queued_events,
@@ -386,6 +384,18 @@ def dead_letters(settings: RunSettings, rank: int = 0) -> DeadLetters:
         )
     path = Path(settings.dead_letters or settings.data_dir / f"{name}.jsonl")
     return FileDeadLetters(path.with_suffix(f".{rank}{path.suffix}") if rank else path)
+
+
+def event_decoder(settings: RunSettings) -> EventDecoder:
+    """From records to events, with the features that the model uses."""
+    from streamer.event import EventDecoder
+    from streamer.event.lift import FeatureNames
+
+    features = FeatureNames(
+        (*settings.item_features, *settings.item_numeric_features),
+        (*settings.user_features, *settings.user_numeric_features),
+    )
+    return EventDecoder(settings, settings.catalogue_topic, features)
 
 
 def dead_letter_share(settings: RunSettings) -> DeadLetterShare:

@@ -148,7 +148,7 @@ class EventSettings(Settings):
 
     fields: Mapping[str, str] = setting(
         {},
-        "Name of a field in your records, e.g. user_id=uid; repeat it for several.",
+        "Name of a field in your records, e.g. user_id=uid or item_id=event.product.id; repeat it for several.",
         metavar="OURS=THEIRS",
         option="field",
         common=True,

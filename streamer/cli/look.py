@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from streamer.build import dead_letter_share, kafka_settings
+from streamer.build import dead_letter_share, event_decoder, kafka_settings
 from streamer.cli.findings import Finding
 from streamer.dead_letters.share import FIRST_LOOK
-from streamer.event import EventDecoder
+from streamer.event import Decoded
 from streamer.event.explain import explain
 from streamer.settings import RunSettings
 from streamer.sources.base import Chunk, Partition, Positions, Source, StartAt
@@ -24,7 +24,7 @@ PATIENCE_S = 4.0
 
 def examine_events(settings: RunSettings, chunks: list[Chunk]) -> Iterator[Finding]:
     """How many of some records are events, and what is wrong with the others."""
-    decoder = EventDecoder(settings, settings.catalogue_topic)
+    decoder = event_decoder(settings)
     decoded = [decoder.decode(chunk) for chunk in chunks]
     letters = [letter for chunk in decoded for letter in chunk.letters]
     total = sum(chunk.consumed for chunk in decoded)
@@ -32,12 +32,35 @@ def examine_events(settings: RunSettings, chunks: list[Chunk]) -> Iterator[Findi
         yield Finding("events", "ok", "no record waits to be read")
         return
     found = f"{total - len(letters):,} of the next {total:,} records are events"
+    for absent in absent_features(settings, decoded):
+        advice = "check its name"
+        yield Finding("features", "warning", f"{absent} is in none of them", advice)
     if not letters:
         yield Finding("events", "ok", found)
         return
     is_refused = len(letters) > dead_letter_share(settings).max_share * total
     wrong = explain(settings, settings.source, letters)
     yield Finding("events", "failure" if is_refused else "warning", found, wrong)
+
+
+def absent_features(settings: RunSettings, decoded: list[Decoded]) -> list[str]:
+    """Features of the settings that no event has."""
+    seen: dict[str, set[str]] = {"item": set(), "user": set()}
+    for chunk in decoded:
+        for features in chunk.item_features or ():
+            seen["item"].update(features or ())
+        for features in chunk.user_features or ():
+            seen["user"].update(features or ())
+    named = {
+        "item": (*settings.item_features, *settings.item_numeric_features),
+        "user": (*settings.user_features, *settings.user_numeric_features),
+    }
+    if not any(len(chunk) for chunk in decoded):
+        return []
+    found = []
+    for side, names in named.items():
+        found += [f"{side}-feature {name}" for name in names if name not in seen[side]]
+    return found
 
 
 def next_records(

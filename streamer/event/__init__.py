@@ -38,7 +38,8 @@ deleted
     any more. The event has no item features then; any other has, if only {}.
 
 Other fields are ignored, of a repeated field the last counts, names can be mapped
-(`EventSettings.fields`).
+(`EventSettings.fields`; with dots, `event.product.id` is a path). Features that the
+model uses may also stand beside `item_features` and `user_features`.
 
 Filters come before validation: a topic may carry other types of events, without an item
 say, and those are filtered, not dead letters. An event without a type is of none of the

@@ -19,6 +19,7 @@ from streamer.event.decoded import (
     Rows,
 )
 from streamer.event.fields import Invalid
+from streamer.event.lift import FeatureNames, Lift
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
 
@@ -56,13 +57,18 @@ class EventDecoder:
     Args:
         settings: what events look like, which count, how large they may be.
         catalogue_topic: whose records are all catalogue events.
+        features: features that may also stand beside `item_features` and
+            `user_features`.
 
     Raises:
         SettingsError: with every wrong setting.
     """
 
     def __init__(
-        self, settings: EventSettings | None = None, catalogue_topic: str | None = None
+        self,
+        settings: EventSettings | None = None,
+        catalogue_topic: str | None = None,
+        features: FeatureNames | None = None,
     ) -> None:
         self.settings = settings = settings or EventSettings()
         if problems := settings.problems():
@@ -75,6 +81,10 @@ class EventDecoder:
         self._event = _struct(settings, types)
         self._decode_one = msgspec.json.Decoder(self._event).decode
         self._decode_loose = msgspec.json.Decoder(_loose_struct(settings)).decode
+        lift = Lift(settings, features or FeatureNames())
+        if lift.is_needed:
+            self._decode_one = _after(lift, self._decode_one)
+            self._decode_loose = _after(lift, self._decode_loose)
         self._decode_field: dict[str, Callable[[Any], Any]] = {}
         for name, kind in types.items():
             self._decode_field[name] = msgspec.json.Decoder(kind).decode
@@ -380,6 +390,10 @@ def _all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[floa
         return [t * 1.0 if t < end else t / 1000 for t in column]
     except TypeError:  # a text or None is among them
         return list(map(fields.seconds, column, record_times_ms))
+
+
+def _after(lift: Lift, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    return lambda value: decode(lift(value))
 
 
 def _decoded(decode: Callable[[Any], Any], value: Any) -> Any:

@@ -50,6 +50,7 @@ class Features:
     def __init__(self, state: State, eviction: Eviction) -> None:
         self._state = state
         self._eviction = eviction
+        self._occurred: set[str] = set()  # features that an event has had
 
     def learn_catalogue(self, batch: MicroBatch) -> None:
         """Take in catalogue events of distinct items: retire those that are deleted,
@@ -157,8 +158,24 @@ class Features:
             codes[at, c] = self._state.rows_of(f"{side}.{name}", values)
         for c, name in enumerate(wanted.numeric):
             numbers[:, c] = [_number(of_row.get(name, math.nan)) for of_row in given]
+        given_codes = (codes > 0).any(axis=0)
+        given_numbers = (~np.isnan(numbers)).any(axis=0)
+        has_value = np.concatenate([given_codes, given_numbers])
+        for name, occurs in zip(_names(wanted), has_value, strict=True):
+            if occurs:
+                self._occurred.add(f"{side}-feature {name}")
         own_rows = np.fromiter(by_row, np.int64, len(by_row))
         return RowFeatures(own_rows, codes, numbers)
+
+    def never_occurred(self) -> list[str]:
+        """Features of the settings that no event has had since the start, e.g.
+        `item-feature colour`.
+        """
+        found = []
+        for side in ("item", "user"):
+            for name in _names(self._tower(side).settings):
+                found.append(f"{side}-feature {name}")
+        return [feature for feature in found if feature not in self._occurred]
 
     def put(self, side: str, given: RowFeatures, sample: Floats | None = None) -> None:
         """Remember the features of rows.
@@ -197,6 +214,11 @@ class Features:
             "numbers": np.nan_to_num(given),
             "known": ~np.isnan(given),
         }
+
+
+def _names(tower: Any) -> tuple[str, ...]:
+    """The features of a tower's settings."""
+    return (*tower.categorical, *tower.numeric)
 
 
 def _merged(rows: Rows, features: FeatureColumn) -> dict[int, EventFeatures]:

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 EVERY_S = 0.5
+MIN_FEATURE_EVENTS = 1000
+"""A feature that none of so many events has had is probably misspelt."""
 LOSS_BATCHES = 20
 """Full batches over which the loss is averaged."""
 
@@ -97,6 +99,8 @@ class Status:
     """
     users: int = 0
     items: int = 0
+    absent_features: list[str] = field(default_factory=list)
+    """Features of the settings that none of many events has had."""
     limits: Limits | None = None
     """How many are kept, at most."""
     evicted: int = 0
@@ -144,6 +148,8 @@ class Status:
         found = []
         if self.backpressure_reason is not None:
             found.append(f"paused: {self.backpressure_reason}")
+        for feature in self.absent_features:
+            found.append(f"{feature} has not occurred in any event: check its name")
         if self.towers is not None and self.towers.adds_nothing:
             found.append(str(self.towers))
         return found
@@ -250,7 +256,17 @@ class StatusReport:
         status.users = len(learner.state.users)
         status.items = len(learner.state.items)
         status.limits = learner.state.limits
+        if status.this_run["trained"] >= MIN_FEATURE_EVENTS:
+            self._note_absent_features(learner.features.never_occurred())
         status.evicted = sum(learner.eviction.evicted.values())
+
+    def _note_absent_features(self, absent: list[str]) -> None:
+        for feature in absent:
+            if feature not in self.status.absent_features:
+                logger.warning(
+                    "%s has not occurred in any event: check its name", feature
+                )
+        self.status.absent_features = absent
 
     def _refresh_stream(self) -> None:
         status = self.status

@@ -166,6 +166,7 @@ def prepared(here: Path) -> Path:
 
 
 EVENT = b'{"user_id": "ann", "item_id": 7}'
+COLOUR = ("--item-feature", "colour", "--set", "item_layers=8", "--set", "user_layers=8")
 WRONG = ["0 of the next 100 records", "customer, product, colour", "--field user_id=customer --field item_id=product"]
 
 
@@ -190,6 +191,7 @@ BROKER = ("--bootstrap-servers", "127.0.0.1:PORT", "--kafka", "bootstrap_timeout
         (["--source", "nothing.jsonl"], "source", ["failure"], ["--source"]),
         (["--source", "events.jsonl"], "events", ["ok"], ["1 of the next 1 records"]),
         (["--source", "wrong.jsonl"], "events", ["failure"], WRONG),
+        (["--source", "events.jsonl", *COLOUR], "features", ["warning"], ["item-feature colour is in none of them"]),
         (["--source", "wrong.jsonl", "--accept-dead-letters"], "events", ["warning"], WRONG),
         (["--source", "half.jsonl"], "events", ["warning"], ["2 of the next 3 records", "user_id is missing"]),
         (["--data-dir", "log", "--topic", "clicks"], "events", ["ok"], ["5 of the next 5 records"]),

@@ -243,6 +243,18 @@ class TestRuns:
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert learner.state.vocabulary("item.brand").ids == ["b0", "b1"]
 
+    def test_a_feature_beside_its_object_is_read_and_one_that_never_occurs_is_warned_of(self, zygote, tmp_path):
+        rows = [{"user_id": k % 7, "item": {"id": k % 5}, "brand": f"b{k % 2}"} for k in range(1200)]
+        path = jsonl(tmp_path / "events.jsonl", [json.dumps(row).encode() for row in rows])
+        features = ["--item-feature", "brand", "--item-feature", "colour", "--field", "item_id=item.id"]
+        features += ["--set", "item_layers=8", "--set", "user_layers=8"]
+        summary = zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
+        warning = "item-feature colour has not occurred in any event: check its name"
+        assert (summary["trained"], summary["items"], summary["warnings"]) == (1200, 5, [warning])
+        assert zygote.errors.count(warning) == 1
+        learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
+        assert learner.state.vocabulary("item.brand").ids == ["b0", "b1"]
+
     def test_max_events_goes_on_where_it_stopped(self, zygote, tmp_path):
         write_log(tmp_path, values_of(stream := events(400)), partitions=2)
         for expected in (150, 300, 400):
