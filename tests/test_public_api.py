@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -17,6 +18,17 @@ from streamer.api.settings import SettingChanges
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+RUN_CELLS = """
+import ast, json, sys
+names = {"__name__": "__main__"}
+for cell in json.load(open(sys.argv[1])):
+    *body, last = ast.parse(cell).body
+    shown = isinstance(last, ast.Expr)
+    exec(compile(ast.Module(body if shown else [*body, last], []), "cell", "exec"), names)
+    value = eval(compile(ast.Expression(last.value), "cell", "eval"), names) if shown else None
+    print("" if value is None else repr(value), "\\n--- end of a cell ---", flush=True)
+"""
 
 NAMES = """
     Learner LearnerSettings RunSettings METHODS Pipeline build_pipeline
@@ -89,10 +101,41 @@ def test_examples_run(path, tmp_path):
     assert done.stdout.strip()
 
 
+def code_cells(path: Path) -> list[dict[str, typing.Any]]:
+    return [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_run_and_every_cell_shows_something(path, tmp_path):
+    """As Jupyter runs them: one cell after the other, each shows what it prints and the value of its last line."""
+    cells = tmp_path / "cells.json"
+    cells.write_text(json.dumps(["".join(cell["source"]) for cell in code_cells(path)]))
+    done = subprocess.run(
+        [sys.executable, "-c", RUN_CELLS, cells], cwd=tmp_path, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr
+    *shown, rest = done.stdout.split("--- end of a cell ---")
+    assert len(shown) == len(code_cells(path))
+    assert all(text.strip() for text in shown)
+    assert not rest.strip()
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebooks_are_kept_with_the_outputs_of_one_run(path):
+    cells = code_cells(path)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert all(cell["outputs"] for cell in cells)
+    assert {output["output_type"] for output in outputs} <= {"execute_result", "display_data", "stream"}
+    assert "stderr" not in {output.get("name") for output in outputs}
+
+
 def test_every_example_is_documented():
     text = (ROOT / "docs" / "python.md").read_text()
     assert EXAMPLES
-    assert all(f"examples/{path.name}" in text for path in EXAMPLES)
+    assert len(NOTEBOOKS) == 3
+    assert all(f"examples/{path.name}" in text for path in (*EXAMPLES, *NOTEBOOKS))
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/python.md"])
