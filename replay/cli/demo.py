@@ -19,8 +19,8 @@ from streamer.cli.options import GroupedCommand, option, settings_options
 from streamer.model.setting import setting
 from streamer.replay.cli.parts import (
     Figures,
+    PartsPlan,
     PartsSettings,
-    Plan,
     answer_lines,
     run_parts,
 )
@@ -80,13 +80,13 @@ def demo(settings: DemoSettings, as_json: bool) -> None:
     click.echo(json.dumps(figures) if as_json else "\n".join(summary(figures)))
 
 
-def demo_plan(settings: DemoSettings, directory: Path) -> Plan:
+def demo_plan(settings: DemoSettings, directory: Path) -> PartsPlan:
     """The defaults of `streamer run`, whatever the environment says."""
     published = directory / "published"
     stream = ["--data-dir", str(directory), "--topic", TOPIC]
     amount = ["--events", str(settings.events), "--rate", str(settings.rate)]
     serves_on = sys.stderr.isatty() if settings.serve is None else settings.serve
-    return Plan(
+    return PartsPlan(
         source=f"a made-up stream in {directory}",
         trainer=RunSettings(
             data_dir=directory,

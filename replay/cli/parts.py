@@ -86,7 +86,7 @@ class PartsSettings(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class PartsPlan:
     """Which parts there are, and when they end."""
 
     source: str
@@ -102,7 +102,7 @@ class Plan:
     """They stop waiting for that after this time; None: never."""
 
 
-class Place(NamedTuple):
+class PartsAddress(NamedTuple):
     """Where the parts can be reached, and since when."""
 
     port: int
@@ -112,7 +112,7 @@ class Place(NamedTuple):
     """When the command was given, on the monotonic clock."""
 
 
-def run_parts(plan: Plan, settings: PartsSettings) -> Figures:
+def run_parts(plan: PartsPlan, settings: PartsSettings) -> Figures:
     """Run all parts until everything is learned, somebody stops them, or time is up;
     returns what came of it.
 
@@ -134,7 +134,7 @@ def run_parts(plan: Plan, settings: PartsSettings) -> Figures:
         if url is not None and opens:
             open_browser(url)
         reporter.note("")
-        parts = Parts(plan, pipeline, reporter, Place(port, url, started))
+        parts = Parts(plan, pipeline, reporter, PartsAddress(port, url, started))
         stop_on_signals(lambda: parts.stop("you"))
         reporter.update(pipeline.status)
         parts.run()
@@ -156,10 +156,10 @@ class Parts:
 
     def __init__(
         self,
-        plan: Plan,
+        plan: PartsPlan,
         pipeline: Pipeline,
         reporter: Reporter,
-        place: Place,
+        place: PartsAddress,
     ) -> None:
         self.url = f"http://{HOST}:{place.port}/"
         self.ended_by = ""

@@ -21,8 +21,8 @@ from streamer.event.guess import Guess, guess_fields
 from streamer.model.setting import changed, parse_pairs, parse_settings, setting
 from streamer.replay.cli.parts import (
     Figures,
+    PartsPlan,
     PartsSettings,
-    Plan,
     answer_lines,
     run_parts,
 )
@@ -109,7 +109,7 @@ def up(settings: UpSettings, source: str) -> None:
     click.echo("\n".join(summary(figures)))
 
 
-def file_plan(path: str, settings: UpSettings, directory: Path) -> Plan:
+def file_plan(path: str, settings: UpSettings, directory: Path) -> PartsPlan:
     """A file is written into an embedded log, from which trainer and server read.
 
     Raises:
@@ -138,7 +138,7 @@ def file_plan(path: str, settings: UpSettings, directory: Path) -> Plan:
         writer += ["--column", f"{ours}={theirs}"]
     for feature in features:
         writer += ["--item-feature", feature]
-    return Plan(
+    return PartsPlan(
         source=path,
         trainer=run_settings(settings, directory, topics=(TOPIC,)),
         writer=writer,
@@ -147,7 +147,7 @@ def file_plan(path: str, settings: UpSettings, directory: Path) -> Plan:
     )
 
 
-def topic_plan(topic: str, settings: UpSettings, directory: Path) -> Plan:
+def topic_plan(topic: str, settings: UpSettings, directory: Path) -> PartsPlan:
     """A topic of Kafka is read as it is.
 
     Raises:
@@ -180,7 +180,7 @@ def topic_plan(topic: str, settings: UpSettings, directory: Path) -> Plan:
         server += ["--kafka", f"{name}={value}"]
     for ours, theirs in fields.items():
         server += ["--field", f"{ours}={theirs}"]
-    return Plan(
+    return PartsPlan(
         source=source,
         trainer=replace(trainer, fields=fields, group_id=group),
         server=server,
