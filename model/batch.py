@@ -5,8 +5,8 @@ sampler needs. All on the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +33,7 @@ class Batch:
         times_s: [B] seconds since the epoch; None if nobody needs them.
         user_codes: [B, C] categories of each event's user; None: look them up by the
             user's row.
+        weights: [B] how much each event counts, at least 0; None: 1 each.
     """
 
     users: Rows
@@ -40,16 +41,18 @@ class Batch:
     recent: Recent | None = None
     times_s: Rows | None = None
     user_codes: Rows | None = None
+    weights: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.items)
 
     def only(self, events: Rows) -> Batch:
         """Some of the events."""
-        recent = self.recent[events] if self.recent is not None else None
-        times_s = self.times_s[events] if self.times_s is not None else None
-        codes = self.user_codes[events] if self.user_codes is not None else None
-        return Batch(self.users[events], self.items[events], recent, times_s, codes)
+        found: dict[str, Any] = {}
+        for column in fields(self):
+            values = getattr(self, column.name)
+            found[column.name] = None if values is None else values[events]
+        return Batch(**found)
 
 
 class LogPopularity(Protocol):

@@ -130,6 +130,7 @@ class Setting:
         origin = get_origin(self.base)
         self.is_list = origin is tuple
         self.is_mapping = origin is Mapping
+        self.of_numbers = self.is_mapping and get_args(self.base)[1] is float
         self.choices: tuple[str, ...] = get_args(self.base) if origin is Literal else ()
         self.element = get_args(self.base)[0] if self.is_list else self.base
         """Type of the value, or of one of several."""
@@ -167,7 +168,7 @@ class Setting:
             if self._may_be_none and value.lower() == "none":
                 return None
             if self.is_mapping:
-                value = [value]
+                value = value.replace(",", " ").split() if self.of_numbers else [value]
             if self.is_list:
                 parts = value.split(",") if value.strip() else []
                 value = [part.strip() for part in parts]
@@ -207,6 +208,8 @@ class Setting:
         """
         if self.choices:
             return f"choose {', '.join(self.choices[:-1])} or {self.choices[-1]}"
+        if self.of_numbers:
+            return "write NAME=NUMBER"
         if self.is_mapping:
             return "write NAME=VALUE"
         several = "each must be" if self.is_list else "it must be"

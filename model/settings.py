@@ -4,10 +4,14 @@ that `--help` is quick.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from streamer.model.setting import Settings, expert_setting, setting
+
+MAX_WEIGHT = 1000.0
+"""Of an event."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +80,7 @@ class ModelSettings(Settings):
     item_numeric_features: tuple[str, ...] = setting(
         (), "Numeric item feature to use; repeat it for several.", fixed=True
     )
-    user_numeric_features: tuple[str, ...] = setting(
+    user_numeric_features: tuple[str, ...] = expert_setting(
         (), "Numeric user feature to use; repeat it for several.", fixed=True
     )
     item_layers: tuple[int, ...] = expert_setting(
@@ -278,6 +282,26 @@ class LearningSettings(Settings):
         0.0, "L2 coefficient of the tables (dense-adam).", at_least=0
     )
     device: str = setting("auto", "Device to train on: auto, cpu, cuda or cuda:N.")
+    event_weights: Mapping[str, float] = setting(
+        {},
+        "How much an event of a type counts, e.g. cart=3; others count 1. Repeat it for several.",
+        metavar="TYPE=WEIGHT",
+        option="event-weight",
+    )
+
+    @property
+    def typed(self) -> bool:
+        """Whether types and weights of events matter."""
+        return bool(self.event_weights)
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        for name, weight in self.event_weights.items():
+            if not 0 <= weight <= MAX_WEIGHT:
+                found.append(
+                    f"event-weight is {name}={weight}: it must be a number from 0 to {MAX_WEIGHT:,.0f}"
+                )
+        return found
 
 
 @dataclass(frozen=True, kw_only=True)

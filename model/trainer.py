@@ -150,6 +150,9 @@ class Trainer:
         items = vectors
         if candidates.items is not None:
             items = vectors.index_select(0, self._to_device(candidates.items))
+        weights = None
+        if prepared.batch.weights is not None:
+            weights = self._to_device(prepared.batch.weights[part])
         outcomes = []
         for term in candidates.terms:
             offsets = prepared.offsets.get(term.name)
@@ -157,7 +160,14 @@ class Trainer:
                 offsets = offsets[torch.from_numpy(part)]
             outcomes.append(
                 term.loss(
-                    queries, items, positive, candidates.own, settings, offsets, draws
+                    queries,
+                    items,
+                    positive,
+                    candidates.own,
+                    settings,
+                    offsets,
+                    draws,
+                    weights,
                 )
             )
         weight = len(part) / len(prepared.batch)

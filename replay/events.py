@@ -33,6 +33,7 @@ class Events:
     user_features: Sequence[Features | None] | None = None
     """Of each event's user; None if no event has any."""
     item_features: Sequence[Features | None] | None = None
+    types: Sequence[str | None] | None = None
 
     def __len__(self) -> int:
         return len(self.users)
@@ -41,7 +42,12 @@ class Events:
         """Each event as a record: keyed by its user, at its time."""
         times_s = self.timestamps_s or None
         values = encode_all(
-            self.users, self.items, times_s, self.user_features, self.item_features
+            self.users,
+            self.items,
+            times_s,
+            self.user_features,
+            self.item_features,
+            self.types,
         )
         return list(
             zip(

@@ -395,7 +395,8 @@ def event_decoder(settings: RunSettings) -> EventDecoder:
         (*settings.item_features, *settings.item_numeric_features),
         (*settings.user_features, *settings.user_numeric_features),
     )
-    return EventDecoder(settings, settings.catalogue_topic, features)
+    topic = settings.catalogue_topic
+    return EventDecoder(settings, topic, features, settings.typed)
 
 
 def dead_letter_share(settings: RunSettings) -> DeadLetterShare:

@@ -18,7 +18,8 @@ from streamer.model.setting import Settings, expert_setting, setting
 from streamer.model.settings import LearnerSettings
 
 FIELDS = (
-    "user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating", "title", "deleted",
+    "user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating", "weight",
+    "title", "deleted",
 )  # fmt: skip
 """The fields of an event by our own names; the last two are those of catalogue events."""
 MAX_RECORD_BYTES = 1 << 24

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from streamer.model.batch import Floats
 from streamer.model.device import in_host_memory
-from streamer.model.kernels.rows_numba import RowLines, block
+from streamer.model.kernels.rows_numba import INPUTS, RowLines, block
 from streamer.model.kernels.spec import Computed, Sampling
 from streamer.model.resampling import safe_offsets
 
@@ -60,11 +60,12 @@ def compute(
     if sampling.draws is not None:
         assert sampling.offsets is not None
         offsets = safe_offsets(sampling.offsets, sampling.draws)
-    outputs = np.zeros((len(RowLines._fields) - 3, B), np.float32)
+    outputs = np.zeros((len(RowLines._fields) - INPUTS, B), np.float32)
     rows = RowLines(
         positive.contiguous().numpy(),
         offsets.numpy(),
         sampling.own.numpy(),
+        sampling.weights_like(positive).numpy(),
         *outputs,
     )
     loss, factors, positive_gradient, _, total, squares, distinct, own_share = (

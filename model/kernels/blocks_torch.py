@@ -91,8 +91,9 @@ def _block(
     if sampling.add_positive:
         loss = torch.nn.functional.softplus(t)
         share = t.sigmoid()
-    share = torch.where(present, share / len(Q), 0.0)
-    out.loss[part] = torch.where(present, loss, 0.0).squeeze(1)
+    weights = sampling.weights_like(positive)[part].unsqueeze(1)  # [R, 1]
+    share = torch.where(present, weights * share / len(Q), 0.0)
+    out.loss[part] = torch.where(present, weights * loss, 0.0).squeeze(1)
     out.positive_gradient[part] = -share.squeeze(1)
     scale = torch.where(present, share / mass, 0.0)
 

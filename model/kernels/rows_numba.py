@@ -37,13 +37,17 @@ _MANTISSA_BITS = np.int32(23)
 _EMPTY = f32(-1e29)
 _MASKED = f32(MASKED)
 
+INPUTS = 4
+"""Lines of `RowLines` that are given."""
+
 
 class RowLines(NamedTuple):
-    """One number of each row of a block, [R]: three inputs, then the outputs."""
+    """One number of each row of a block, [R]: the inputs, then the outputs."""
 
     positive: Floats  # score of the row's own positive
     offsets: Floats  # one uniform number of each row
     own: Ints  # the candidate that is the row's own positive, -1 if there is none
+    weight: Floats  # how much the row's loss counts
     loss: Floats
     scale: Floats  # turns the block into gradients
     positive_gradient: Floats
@@ -161,8 +165,8 @@ def _finish(
     gradient of its positive's score.
 
     With t = log(sum of the candidates) - positive, the loss is log(1 + e^t) if the
-    positive stands beside the candidates, and t if it is one of them. All gradients are
-    those of the mean over all queries.
+    positive stands beside the candidates, and t if it is one of them; it counts by the
+    row's weight. All gradients are those of the mean over all queries.
     """
     for r in range(len(mass)):
         rows.loss[r] = _ZERO
@@ -175,7 +179,8 @@ def _finish(
             if add_positive:
                 share = _ONE / (_ONE + np.exp(-t))
                 loss = t + np.log1p(np.exp(-t)) if t > _ZERO else np.log1p(np.exp(t))
-            rows.loss[r] = loss
+            share *= rows.weight[r]
+            rows.loss[r] = loss * rows.weight[r]
             rows.scale[r] = share / (mass[r] * queries)
             rows.positive_gradient[r] = -share / queries
 

@@ -26,6 +26,7 @@ class Sampling:
         offsets: [B] one uniform number of each query, for systematic resampling.
         resampler: `systematic` or `multinomial`.
         generator: randomness of the multinomial draws.
+        weights: [B] how much each query's loss counts; None: 1 each.
     """
 
     log_weight: Tensor
@@ -35,6 +36,7 @@ class Sampling:
     offsets: Tensor | None = None
     resampler: str = "systematic"
     generator: torch.Generator | None = None
+    weights: Tensor | None = None
 
     @property
     def add_positive(self) -> bool:
@@ -43,11 +45,15 @@ class Sampling:
         """
         return self.mask_own or self.draws is not None
 
+    def weights_like(self, losses: Tensor) -> Tensor:
+        """[B] how much each query's loss counts."""
+        return torch.ones_like(losses) if self.weights is None else self.weights
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a backend returns: losses, gradients of their mean, and what the draws
-    looked like.
+    """What a backend returns: losses times their weights, gradients of their mean, and
+    what the draws looked like.
     """
 
     loss: Tensor  # [B]

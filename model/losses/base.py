@@ -89,6 +89,7 @@ class LossTerm:
         settings: MethodSettings,
         offsets: Tensor | None,
         generator: torch.Generator | None,
+        weights: Tensor | None = None,
     ) -> LossOutcome:
         """The loss of this term.
 
@@ -100,6 +101,7 @@ class LossTerm:
             settings: options.
             offsets: [b] one uniform number of each query, if they are drawn by it.
             generator: of other draws.
+            weights: [b] how much each query counts; None: 1 each.
         """
         device = queries.device
         items = vectors[: len(self.candidates.count)]
@@ -115,6 +117,7 @@ class LossTerm:
             None if offsets is None else to_device(offsets, device),
             settings.resampler,
             generator,
+            weights,
         )
         return sampled_softmax(queries, items, positive, sampling)
 

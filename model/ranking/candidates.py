@@ -47,6 +47,7 @@ class Candidates:
             candidate.
         bucket: [n] place in `BUCKETS`.
         seen: [c] whether the user has seen the item before.
+        weights: [n] how much each event counts for the ranker; None: 1 each.
     """
 
     first: Rows
@@ -55,6 +56,7 @@ class Candidates:
     target: Rows
     bucket: Rows
     seen: Bools
+    weights: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.target)
@@ -75,6 +77,7 @@ class Candidates:
             np.where(target >= 0, target - moved, -1),
             self.bucket[events],
             self.seen[at],
+            None if self.weights is None else self.weights[events],
         )
 
     def discoveries(self) -> Candidates:
@@ -121,6 +124,7 @@ class CandidateFeatures:
         wanted: Rows,
         extra: Rows | None = None,
         learned: Bools | None = None,
+        weights: Floats | None = None,
     ) -> Candidates:
         """Take in events, and describe the candidates of some of them as of the event.
 
@@ -133,12 +137,15 @@ class CandidateFeatures:
             learned: [n] which of them the ranker learns from: of its candidates about
                 `LEARNED_CANDIDATES` are drawn evenly, its own item among them; if that
                 is no candidate, none. By default all have all.
+            weights: [B] how much each event counts; None: 1 each.
         """
         drawn = np.zeros(len(wanted), np.int64)
         if learned is not None:
             drawn[learned] = LEARNED_CANDIDATES
         seconds = _seconds(times_s)
         walked = self._walked(items, seconds, history, wanted, extra, drawn)
+        if weights is not None:
+            walked = walked._replace(weights=weights)
         found = self._walk(walked, None)
         if len(items):
             self.windows.advance(len(items), int(seconds.max()))
@@ -191,7 +198,8 @@ class CandidateFeatures:
         if extra is None:
             extra = np.empty((len(wanted), 0), np.int64)
         popular = self.windows.popular() if len(wanted) else np.empty(0, np.int32)
-        return Walked(items, seconds, history, wanted, extra, drawn, popular)
+        weights = np.ones(len(items), np.float32)
+        return Walked(items, seconds, history, wanted, extra, drawn, popular, weights)
 
     def _walk(self, walked: Walked, queries: QueryEvents | None) -> Candidates:
         """Describe what is wanted. Events are counted, unless they are queries."""

@@ -2,7 +2,7 @@
 
 Vectors of a few dozen numbers cannot hold which of ten thousand items go together with
 which; a list of each item's neighbours can, from the first time that a user has both.
-An event of item i adds 1 / (r + 1) to the pair of i and each of its user's last ten
+An event of item i adds its weight / (r + 1) to the pair of i and each of its user's last ten
 items, in the lists of both; r is the recency rank, and items of one second share the
 rank of the first. Beside it stands a second weight, the same times exp(-gap / 0.3
 days), and what came next: each event counts as one that followed its user's last item,
@@ -36,6 +36,7 @@ GAP_S = np.float32(0.3 * 86_400)
 """After this time the timed weight of a pair is 1/e."""
 NEXT_KEPT = np.float32(0.99)
 """What is left of an item's followers when another one comes."""
+_ONE = np.float32(1)
 
 
 class Weight(IntEnum):
@@ -177,9 +178,16 @@ def is_full(neighbours: Neighbours) -> bool:
 
 @njit_borrowing
 def pair_up(
-    neighbours: Neighbours, item: int, time_s: int, recent: Recent, recent_s: Ints
+    neighbours: Neighbours,
+    item: int,
+    time_s: int,
+    recent: Recent,
+    recent_s: Ints,
+    event_weight: np.float32 = _ONE,
 ) -> None:
-    """An event is paired with its user's recent items."""
+    """An event is paired with its user's recent items, and counts by its weight."""
+    if event_weight == 0:
+        return
     if len(recent) > 0 and recent[0] >= 0:
         _fade_followers(neighbours.lists, recent[0])
     rank = 0
@@ -191,9 +199,9 @@ def pair_up(
             rank = k
         if other == item:
             continue
-        weight = np.float32(1) / np.float32(rank + 1)
+        weight = event_weight / np.float32(rank + 1)
         timed = weight * np.exp(-np.float32(max(time_s - recent_s[k], 0)) / GAP_S)
-        _add(neighbours, other, item, weight, timed, np.float32(k == 0))
+        _add(neighbours, other, item, weight, timed, event_weight * np.float32(k == 0))
         _add(neighbours, item, other, weight, timed, np.float32(0))
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from streamer.model.batch import Floats, Recent
 from streamer.model.jit import inlined
 from streamer.model.ranking.co_occurrence import GAP_S
-from streamer.model.ranking.windows import ItemEvents
+from streamer.model.ranking.windows import ItemEvents, in_events
 from streamer.model.rows.recent_items import UserHistory
 
 CO_OCCURRENCE = "co-occurrence"
@@ -153,8 +153,12 @@ def describe_next(x: Floats, came_next: np.float32, of_all: np.float32) -> None:
 def describe_popularity(x: Floats, counts: ItemEvents, item: int, time_s: int) -> None:
     """Fill in the events of an item, as of a time."""
     x[Feature.EVENTS_LOG] = _log(np.float32(1 + counts.ever[item]))
-    x[Feature.EVENTS_LONG_WINDOW] = _log(np.float32(1 + counts.long_window[item]))
-    x[Feature.EVENTS_SHORT_WINDOW] = _log(np.float32(1 + counts.short_window[item]))
+    x[Feature.EVENTS_LONG_WINDOW] = _log(
+        in_events(counts.long_window[item]) + np.float32(1)
+    )
+    x[Feature.EVENTS_SHORT_WINDOW] = _log(
+        in_events(counts.short_window[item]) + np.float32(1)
+    )
     x[Feature.HOURS_SINCE_LAST] = _NEVER
     x[Feature.HOURS_SINCE_FIRST] = _NEVER
     if counts.ever[item] > 0:

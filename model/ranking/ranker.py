@@ -120,7 +120,10 @@ class Ranker:
             # [c, buckets + hidden]
             products = _product(some.features, _matrix(self._vectors[purpose]).T)
             derivatives = np.zeros_like(products)
-            described = (some.first, some.bucket, some.target, some.seen)
+            event_weights = some.weights
+            if event_weights is None:
+                event_weights = np.ones(len(some), np.float32)
+            described = (some.first, some.bucket, some.target, some.seen, event_weights)
             _derive(
                 weights,
                 products,
@@ -260,6 +263,7 @@ def _derive(
     bucket: Rows,
     target: Rows,
     seen: Bools,
+    event_weights: Floats,
     discovery: bool,
     derivatives: Floats,
     gradient: Weights,
@@ -267,7 +271,7 @@ def _derive(
     """Derivatives of -log softmax at the target by `products`, and sums of those by
     `bias` and `out`.
 
-    Events whose target is no candidate teach nothing.
+    Each event counts by its weight; one whose target is no candidate teaches nothing.
     """
     scores = np.empty(len(products), np.float32)
     for e in range(len(target)):
@@ -289,7 +293,7 @@ def _derive(
             scores[c] = np.exp(scores[c] - best)
             total += scores[c]
         for c in range(begin, end):
-            g = scores[c] / total - np.float32(c == own)
+            g = event_weights[e] * (scores[c] / total - np.float32(c == own))
             if abs(g) < _NEGLIGIBLE:
                 continue
             derivatives[c, b] = g

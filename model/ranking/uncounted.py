@@ -24,12 +24,16 @@ from streamer.model.ranking.co_occurrence import (
 from streamer.model.ranking.windows import (
     BeforeEvent,
     ItemEvents,
+    Latest,
     count_event,
     note_event,
     take_back_event,
 )
 from streamer.model.rows.lists import copy_within
 from streamer.model.rows.recent_items import UserHistory
+
+_ONE = np.float32(1)
+"""The weight of an event that is not learned yet."""
 
 
 class UserEvents(NamedTuple):
@@ -110,7 +114,7 @@ class Notes(NamedTuple):
 def count_query(
     neighbours: Neighbours,
     counts: ItemEvents,
-    latest: Ints,
+    latest: Latest,
     number: int,
     queries: QueryEvents,
     k: int,
@@ -130,18 +134,18 @@ def count_query(
         for other in recent[:MAX_PAIR_DISTANCE]:
             if other >= 0:
                 _change_copy(neighbours, other, notes)
-        pair_up(neighbours, item, time_s, recent, recent_s)
+        pair_up(neighbours, item, time_s, recent, recent_s, _ONE)
 
         n = number + event - first
         note_event(counts, latest, n, item, notes.events[event - first])
-        count_event(counts, latest, n, item, time_s, recent)
+        count_event(counts, latest, n, item, time_s, recent, _ONE)
 
 
 @njit_borrowing
 def take_back_query(
     neighbours: Neighbours,
     counts: ItemEvents,
-    latest: Ints,
+    latest: Latest,
     number: int,
     queries: QueryEvents,
     k: int,

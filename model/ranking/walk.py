@@ -31,7 +31,7 @@ from streamer.model.ranking.uncounted import (
     count_query,
     take_back_query,
 )
-from streamer.model.ranking.windows import ItemEvents, count_event
+from streamer.model.ranking.windows import ItemEvents, Latest, count_event
 from streamer.model.rows.recent_items import UserHistory
 from streamer.model.rows.retired import is_retired
 
@@ -43,7 +43,7 @@ class Counted(NamedTuple):
 
     neighbours: Neighbours
     items: ItemEvents
-    latest: Ints
+    latest: Latest
     events: int
 
 
@@ -57,6 +57,7 @@ class Walked(NamedTuple):
     extra: Rows  # [n, x] further candidates of each, -1 for none
     drawn: Rows  # [n] about how many of its candidates are kept; 0 keeps all
     popular: Ints
+    weights: Floats  # [B] how much each event counts
 
 
 class Memory(NamedTuple):
@@ -90,9 +91,10 @@ def describe_events(counted: Counted, walked: Walked, out: Memory, at: Rows) -> 
         item = walked.items[event]
         time_s = walked.times_s[event]
         recent = history.items[event]
-        pair_up(neighbours, item, time_s, recent, history.times_s[event])
+        weight = walked.weights[event]
+        pair_up(neighbours, item, time_s, recent, history.times_s[event], weight)
         number = counted.events + event
-        count_event(counted.items, counted.latest, number, item, time_s, recent)
+        count_event(counted.items, counted.latest, number, item, time_s, recent, weight)
         at[0] += 1
 
 

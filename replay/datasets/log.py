@@ -162,7 +162,16 @@ class Log:
             beside = self._columns.items.features
             of_items = self._features(items, columns.get("item_features"), beside)
             times_s = columns["time_s"].tolist() if self.has_time else None
-            yield Events(users, items, times_s, of_users, of_items)
+            types = self._types(columns.get("event_type"))
+            yield Events(users, items, times_s, of_users, of_items, types)
+
+    def _types(self, column: Any) -> list[str | None] | None:
+        """The types of some events, by the names that people know them by."""
+        if column is None:
+            return None
+        given = self._columns.format.event_types
+        names = {code: name for name, code in given.items()}
+        return [names.get(code, code) or None for code in column.tolist()]
 
     def _features(
         self, ids: list[str], own: Any, beside: Any

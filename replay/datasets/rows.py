@@ -89,8 +89,6 @@ def _rows_sql(file: LogFile, columns: LogColumns, settings: LogSettings) -> str:
         problems.append("WHEN rating IS NULL OR NOT isfinite(rating) THEN 'bad_rating'")
     else:
         values.pop("rating", None)
-    if not settings.event_types:
-        values.pop("event_type", None)
     selected = ", ".join(f"{value} AS {name}" for name, value in values.items())
     sql = f"SELECT {selected} FROM {table.scan(file)}"
     if columns.has_time:
@@ -156,7 +154,7 @@ def filtered_sql(columns: LogColumns, settings: LogSettings) -> str:
     if settings.until is not None:
         conditions.append(f"time_s < {parse_time(settings.until)!r}")
     kept = ["rowid AS row", "user_id", "item_id"]
-    kept += [name for name in FEATURES if name in columns.values]
+    kept += [name for name in (*FEATURES, "event_type") if name in columns.values]
     if columns.has_time:
         kept.append("time_s")
     return f"SELECT {', '.join(kept)} FROM raw WHERE {' AND '.join(conditions)}"

@@ -25,7 +25,6 @@ from streamer.replay.evaluation.settings import PrequentialSettings
 from streamer.replay.evaluation.slices import (
     CLOCK,
     RETRIEVED,
-    SLICES,
     K,
     SlicedPrequential,
 )
@@ -85,7 +84,10 @@ class PrequentialRun:
         pipeline = assemble(
             self.learner,
             lambda: EventsSource(stream, total),
-            EventDecoder(EventSettings(catalogue_types=(CATALOGUE_TYPE,))),
+            EventDecoder(
+                EventSettings(catalogue_types=(CATALOGUE_TYPE,)),
+                typed=self._settings.typed,
+            ),
             DeadLetters(),
             PipelineSettings(
                 batch_size=self._settings.batch_size, max_age_s=0, checkpoint_every_s=0
@@ -98,7 +100,7 @@ class PrequentialRun:
         about = {
             "ranked": tally.events(),
             "refused": accounting["dead_letters"],
-            "slices": {slice_: tally.events(slice_) for slice_ in SLICES},
+            "slices": {slice_: tally.events(slice_) for slice_ in tally.slices},
             "accounting": accounting,
         }
         return RunResult(self._measures(), about)
@@ -129,7 +131,7 @@ def _by_slice(
 ) -> list[Measure]:
     """One metric of a recommender over every slice that has events."""
     found = []
-    for slice_, k in product(SLICES, ks):
+    for slice_, k in product(tally.slices, ks):
         figure = tally.figure(name, slice_, metric, k)
         if figure.overall is not None:
             measure = Measure(called, k, slice_, figure.overall, baseline, figure.error)
@@ -151,6 +153,7 @@ class _TimedLearner(DelayedLearner):
         counted: bool = True,
     ) -> Learned:
         assert isinstance(evaluator, SlicedPrequential)
+        evaluator.types = batch.types
         started = CLOCK() - evaluator.seconds
         learned = super().learn_batch(batch, evaluator, counted)
         if len(learned.items):  # else its feedback is late

@@ -6,12 +6,13 @@ new-items, returning-items          the item's first event, which only a catalog
 head, torso, tail                   events of returning items, by the item's popularity before the batch
 new/new-users ... new/tail          the same of `new`
 second-half/<slice>                 each of them over the second half of the stream
+second-half/type/<type>             events of each type that `event_weights` names, over that half
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ BANDS = ("head", "torso", "tail")
 SPLITS = ("new-users", "returning-users", "new-items", "returning-items", *BANDS)
 WHOLE = ("all", "new", *SPLITS, *(f"new/{split}" for split in SPLITS))
 SECOND_HALF = "second-half/"
+OF_TYPE = SECOND_HALF + "type/"
 SLICES = (*WHOLE, *(SECOND_HALF + name for name in WHOLE))
 AMONG_NEW = tuple(name for name in SLICES if "new" in name.split("/"))
 """Slices of events new to their user, ranked in lists without what the user had."""
@@ -98,8 +100,9 @@ class FirstEvents:
         return found
 
 
-def _tally(k: int, ks: Sequence[int]) -> Tally:
-    return Tally(k, ks=ks, slices=SLICES, among_new=AMONG_NEW)
+def _tally(k: int, ks: Sequence[int], types: Iterable[str]) -> Tally:
+    slices = (*SLICES, *(OF_TYPE + name for name in types))
+    return Tally(k, ks=ks, slices=slices, among_new=AMONG_NEW)
 
 
 class SlicedPrequential(Prequential):
@@ -121,11 +124,14 @@ class SlicedPrequential(Prequential):
         super().__init__(
             learner,
             EventSampler(time_share=None, max_events=None, clock=CLOCK),
-            _tally(K, settings.ks),
+            _tally(K, settings.ks, settings.event_weights),
             [BASELINES[name]() for name in others],
         )
-        self.retrieved = _tally(RETRIEVED[0], RETRIEVED)
+        self.retrieved = _tally(RETRIEVED[0], RETRIEVED, settings.event_weights)
         """What was found in the towers' own lists."""
+        self.types: Sequence[str | None] | None = None
+        """Of the events of the next batch; None: nobody asks for them."""
+        self._type_names = np.array(list(settings.event_weights), object)
         self._half = half
         self._retrieve_every = settings.retrieve_every
         self._user_items = UserItems(learner.state.retired)
@@ -151,10 +157,20 @@ class SlicedPrequential(Prequential):
             fresh=seen.fresh,
             late=number >= self._half,
         )
+        late = (number >= self._half)[:, None]
+        found = np.concatenate([found, late & self._of_types(chosen)], axis=1)
         if self._retrieve_every:
             some = np.flatnonzero(number % self._retrieve_every == 0)
             ranks = self.ranker.by_towers(batch, chosen, seen, some)
             self.retrieved.add({MODEL: ranks}, found[some])
+        return found
+
+    def _of_types(self, chosen: Rows) -> Flags:
+        """[n, types] of which type each event is."""
+        types = np.full(int(chosen.max(initial=-1)) + 1, None, object)
+        if self.types is not None:
+            types = np.array(self.types, object)
+        found: Flags = types[chosen][:, None] == self._type_names
         return found
 
     def _stretch(self, batch: Batch, chosen: Rows, seen: SeenBefore) -> Stretch:

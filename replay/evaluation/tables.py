@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from streamer.replay.evaluation.results import Run, settings_text
-from streamer.replay.evaluation.slices import BANDS, RETRIEVED, SECOND_HALF
+from streamer.replay.evaluation.slices import BANDS, OF_TYPE, RETRIEVED, SECOND_HALF
 
 SESSION_TITLES = {
     ("hr", 20, "all"): "P@20",
@@ -201,7 +201,12 @@ def main_figures(runs: Sequence[Run]) -> dict[Figure, str]:
             for k in measured_ks(runs):
                 shown[metric, k, "all"] = f"{title}@{k}"
     elif protocol == "prequential":
-        shown = stream_figures(shown_k(runs))
+        k = shown_k(runs)
+        shown = stream_figures(k)
+        for slice_ in runs[0].about.get("slices", {}):
+            if slice_.startswith(OF_TYPE):
+                name = slice_.removeprefix(OF_TYPE)
+                shown["hr", k, slice_] = f"HR@{k} of type {name}"
     else:
         shown = dict(SESSION_TITLES)
     shown["step-ms", 0, "all"] = "ms a step"

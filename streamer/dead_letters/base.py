@@ -60,6 +60,7 @@ class Reason(enum.StrEnum):
     FEATURE_TOO_LONG = "feature_too_long"
     BAD_EVENT_TYPE = "bad_event_type"
     BAD_RATING = "bad_rating"
+    BAD_WEIGHT = "bad_weight"
 
 
 class DeadLetter(msgspec.Struct, frozen=True, gc=False):

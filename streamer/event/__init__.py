@@ -19,10 +19,15 @@ user_features, item_features
     feature is absent.
 event_type
     String or integer; looked at only when `EventSettings.event_types`,
-    `catalogue_types` or `deletion_types` is set. An event of one of the latter two is a
+    `catalogue_types` or `deletion_types` is set, or the learner tells types apart
+    (`LearnerSettings.event_weights`). An event of one of the latter two is a
     catalogue event, and so is everything in the catalogue's topic.
 rating
     Number; looked at only when `EventSettings.min_rating` is set.
+weight
+    Number from 0 to 1,000: how much the event counts. Looked at only when the learner
+    tells types apart, or `EventSettings.fields` names it. Absent or null: that of the
+    event's type, or 1.
 
 A catalogue event is about an item, not about what a user did with it: it needs no user,
 and becomes an event without one (an empty id).

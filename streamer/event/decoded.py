@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from itertools import compress
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from streamer.dead_letters.base import (
     KEPT_KEY_BYTES,
@@ -44,6 +44,8 @@ class EventColumns:
     user_features: FeatureColumn | None = None  # None: no event has any
     item_features: FeatureColumn | None = None
     offsets: list[int] = field(default_factory=list)  # of each event's record
+    types: list[str | None] | None = None  # None: nobody asks for them
+    weights: list[float | None] | None = None  # None: no event has its own
 
     def __len__(self) -> int:
         return len(self.users)
@@ -52,14 +54,24 @@ class EventColumns:
         """Without events they count too: there are letters, or positions to move."""
         return True
 
+    @classmethod
+    def opened(cls, **others: Any) -> Self:
+        """Columns that events can be added to."""
+        empty: dict[str, Any] = {name: [] for name in OPTIONAL}
+        return cls(**empty, **others)
+
     def closed(self) -> Self:
         """The columns, when all events are in them."""
-        self.user_features = none_if_empty(self.user_features or [])
-        self.item_features = none_if_empty(self.item_features or [])
+        for name in OPTIONAL:
+            column = getattr(self, name)
+            if column.count(None) == len(column):
+                setattr(self, name, None)
         return self
 
 
 COLUMNS = tuple(column.name for column in fields(EventColumns))
+OPTIONAL = ("user_features", "item_features", "types", "weights")
+"""Columns that are None if they say nothing of any event."""
 
 
 @dataclass(slots=True)
@@ -114,6 +126,8 @@ class Decoded(EventColumns):
         self.timestamps_s += rows.timestamps_s
         self.user_features += rows.user_features  # type: ignore[operator]
         self.item_features += rows.item_features  # type: ignore[operator]
+        self.types += rows.types  # type: ignore[operator]
+        self.weights += rows.weights  # type: ignore[operator]
         self.offsets += offsets
 
     def add_letter(
@@ -179,12 +193,9 @@ class Rows(NamedTuple):
     timestamps_s: list[float]
     user_features: FeatureColumn
     item_features: FeatureColumn
+    types: list[str | None]
+    weights: list[float | None]
 
     def where(self, keep: list[bool]) -> Rows:
         """Only the events that are to be kept."""
         return Rows._make(list(compress(column, keep)) for column in self)
-
-
-def none_if_empty(column: FeatureColumn) -> FeatureColumn | None:
-    """A column of features, or None if no event has any."""
-    return None if column.count(None) == len(column) else column

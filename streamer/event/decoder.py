@@ -20,6 +20,7 @@ from streamer.event.decoded import (
 )
 from streamer.event.fields import Invalid
 from streamer.event.lift import FeatureNames, Lift
+from streamer.model.settings import MAX_WEIGHT
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
 
@@ -38,6 +39,7 @@ REASONS: dict[str, tuple[Reason, Reason, Reason | None]] = {
     "item_features": _BAD_FEATURES,
     "event_type": (Reason.BAD_EVENT_TYPE, Reason.BAD_EVENT_TYPE, None),
     "rating": (Reason.BAD_RATING, Reason.BAD_RATING, None),
+    "weight": (Reason.BAD_WEIGHT, Reason.BAD_WEIGHT, None),
     "deleted": _BAD_FEATURES,
     TITLE: _BAD_FEATURES,
 }
@@ -59,6 +61,7 @@ class EventDecoder:
         catalogue_topic: whose records are all catalogue events.
         features: features that may also stand beside `item_features` and
             `user_features`.
+        typed: whether types and weights of events are wanted.
 
     Raises:
         SettingsError: with every wrong setting.
@@ -69,6 +72,7 @@ class EventDecoder:
         settings: EventSettings | None = None,
         catalogue_topic: str | None = None,
         features: FeatureNames | None = None,
+        typed: bool = False,
     ) -> None:
         self.settings = settings = settings or EventSettings()
         if problems := settings.problems():
@@ -77,8 +81,10 @@ class EventDecoder:
         self._types = _with_integers(settings.event_types)
         self._deletions = _with_integers(settings.deletion_types)
         self._about_items = self._deletions | _with_integers(settings.catalogue_types)
+        self._typed = typed
+        self._weighted = typed or "weight" in settings.fields
         types = _types_of(settings)
-        self._event = _struct(settings, types)
+        self._event = _struct(settings, types, typed, self._weighted)
         self._decode_one = msgspec.json.Decoder(self._event).decode
         self._decode_loose = msgspec.json.Decoder(_loose_struct(settings)).decode
         lift = Lift(settings, features or FeatureNames())
@@ -93,7 +99,7 @@ class EventDecoder:
         """Decode, filter and validate every record of a chunk. Never raises for what
         the records hold.
         """
-        out = Decoded(partition=chunk.partition, user_features=[], item_features=[])
+        out = Decoded.opened(partition=chunk.partition)
         is_catalogue = self._is_catalogue(chunk)
         decode_one = self._decode_one
         max_bytes = self.settings.max_record_bytes
@@ -144,12 +150,21 @@ class EventDecoder:
         times = [event.timestamp for event in events]
         user_features = [event.user_features for event in events]
         item_features = [event.item_features for event in events]
+        nothing: list[Any] = [None] * len(events)
+        kinds = nothing
+        if self._typed:
+            kinds = [_type_name(event.event_type) for event in events]
+        weights = nothing
+        if self._weighted:
+            weights = [event.weight for event in events]
         return Rows(
             self._id_column(users),
             self._id_column(items),
             _all_seconds(times, record_times_ms),
             self._feature_column(user_features),
             self._feature_column(item_features),
+            kinds,
+            weights,
         )
 
     def _id_column(self, column: list[Any]) -> list[str]:
@@ -268,7 +283,7 @@ class EventDecoder:
             rating = self._field(raw, "rating")
             if rating is None or rating < self.settings.min_rating:
                 return None
-        values = [self._field(raw, name) for name in EVENT_FIELDS]
+        values = [self._field(raw, name) for name in self._event.__struct_fields__]
         event = self._event(*values)
         return self._columns([event], [record_time_ms])
 
@@ -320,7 +335,13 @@ def _about_item(item: str, time_s: float, about: Features | None) -> Rows:
         timestamps_s=[time_s],
         user_features=[None],
         item_features=[about],
+        types=[None],
+        weights=[None],
     )
+
+
+def _type_name(event_type: str | int | None) -> str | None:
+    return None if event_type is None else str(event_type)
 
 
 def _types_of(settings: EventSettings) -> dict[str, Any]:
@@ -335,6 +356,7 @@ def _types_of(settings: EventSettings) -> dict[str, Any]:
     value = category | bool | int | float | None
     max_features = msgspec.Meta(max_length=settings.max_features)
     features = Annotated[dict[name, value], max_features] | None
+    weight = Annotated[float, msgspec.Meta(ge=0, le=MAX_WEIGHT)] | None
     return {
         "user_id": identifier,
         "item_id": identifier,
@@ -343,12 +365,15 @@ def _types_of(settings: EventSettings) -> dict[str, Any]:
         "item_features": features,
         "event_type": str | int | None,
         "rating": float | None,
+        "weight": weight,
         "deleted": bool | None,
         TITLE: str | None,
     }
 
 
-def _struct(settings: EventSettings, types: dict[str, Any]) -> Any:
+def _struct(
+    settings: EventSettings, types: dict[str, Any], typed: bool, weighted: bool
+) -> Any:
     """The type of a valid event. Fields that the settings do not need are left out, and
     may hold anything.
     """
@@ -356,10 +381,17 @@ def _struct(settings: EventSettings, types: dict[str, Any]) -> Any:
     for name in EVENT_FIELDS:
         default = () if name.endswith("_id") else (None,)
         members.append((name, types[name], *default))
-    if settings.event_types or settings.deletion_types or settings.catalogue_types:
+    filters = (
+        *settings.event_types,
+        *settings.deletion_types,
+        *settings.catalogue_types,
+    )
+    if typed or filters:
         members.append(("event_type", types["event_type"], None))
     if settings.min_rating is not None:
         members.append(("rating", types["rating"], None))
+    if weighted:
+        members.append(("weight", types["weight"], None))
     names = dict(settings.fields)
     return msgspec.defstruct("Event", members, rename=names, gc=False)
 

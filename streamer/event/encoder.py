@@ -24,6 +24,7 @@ class _Wire(msgspec.Struct, omit_defaults=True, gc=False):
     rating: float | None = None
     title: str | None = None
     deleted: bool = False
+    weight: float | None = None
 
 
 _encode = msgspec.json.Encoder().encode
@@ -41,6 +42,7 @@ def encode(
     rating: float | None = None,
     title: str | None = None,
     deleted: bool = False,
+    weight: float | None = None,
 ) -> bytes:
     """Write an event as a record's value, by our own field names; what is None is left
     out. A catalogue event has no user.
@@ -48,7 +50,7 @@ def encode(
     Raises `ValueError` if a number is not finite (JSON has none such), or a text cannot
     be UTF-8.
     """
-    _check_finite([timestamp, rating])
+    _check_finite([timestamp, rating, weight])
     for features in (user_features, item_features):
         _check_finite((features or {}).values())
     event = _Wire(
@@ -61,6 +63,7 @@ def encode(
         rating,
         title,
         deleted,
+        weight,
     )
     return _encode(event)
 
@@ -71,6 +74,7 @@ def encode_all(
     timestamps: Sequence[float] | None = None,
     user_features: Sequence[Features | None] | None = None,
     item_features: Sequence[Features | None] | None = None,
+    event_types: Sequence[str | None] | None = None,
 ) -> list[bytes]:
     """Write many events, given as columns, as `encode` writes each; several times as
     fast.
@@ -82,7 +86,7 @@ def encode_all(
             _check_finite(features.values())
     columns = (
         repeat(None) if column is None else column
-        for column in (timestamps, user_features, item_features)
+        for column in (timestamps, user_features, item_features, event_types)
     )
     lines = _encode_lines(list(map(_Wire, user_ids, item_ids, *columns)))
     return lines.split(b"\n")[:-1]  # JSON has no line ends within a text

@@ -217,7 +217,7 @@ class Batcher:
         """
         if not self._queue:
             return None
-        batch = MicroBatch(user_features=[], item_features=[])
+        batch = MicroBatch.opened()
         room_bytes = MAX_UNTRAINED_BYTES
         while self._queue and len(batch) < self.batch_size and room_bytes > 0:
             chunk = self._queue[0]

@@ -86,7 +86,13 @@ class CandidateGenerator:
 
         assert batch.times_s is not None
         found = state.candidate_features.observe(
-            batch.items, batch.times_s, history, wanted, nearest, learned=~is_evaluated
+            batch.items,
+            batch.times_s,
+            history,
+            wanted,
+            nearest,
+            learned=~is_evaluated,
+            weights=batch.weights,
         )
         found.mark_seen(
             state.seen.contains(
@@ -96,8 +102,9 @@ class CandidateGenerator:
 
         def some(chosen: NDArray[np.bool_]) -> Candidates:
             candidates = found.only(np.flatnonzero(chosen))
-            self._add_towers(candidates, batch.only(wanted[chosen]))
-            return candidates
+            events = batch.only(wanted[chosen])
+            self._add_towers(candidates, events)
+            return dataclasses.replace(candidates, weights=events.weights)
 
         started = time.perf_counter()
         to_evaluate = some(is_evaluated)

@@ -5,7 +5,7 @@ from.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -151,7 +151,7 @@ class OnlineLearner:
 
         # 1.
         events = self._step_events(batch)
-        users, own, items, times_s, item_features = events
+        users, own, items, times_s, item_features, weights = events
         if not len(items):
             self._end_step()
             return Learned.nothing()
@@ -172,7 +172,8 @@ class OnlineLearner:
         item_codes = state.trainer.model.item.features.codes(items)
         self.features.mark_categories_seen("item", item_codes)
         recent = self.candidates.recent_items(history)
-        rows = Batch(_placed(users, own, len(items)), items, recent, times_s, codes)
+        placed = _placed(users, own, len(items))
+        rows = Batch(placed, items, recent, times_s, codes, weights)
 
         # 3.
         evaluated = np.empty(0, np.int64)
@@ -244,7 +245,8 @@ class OnlineLearner:
         self.state.clock.tick(times_s)
         items = self.state.rows_of("items", batch.items)
         own = np.arange(len(batch))
-        return StepEvents(users, own, items, times_s, batch.item_features)
+        weights = event_weights(batch, self.settings.event_weights)
+        return StepEvents(users, own, items, times_s, batch.item_features, weights)
 
     def _set_user_features(
         self, events: StepEvents, features: FeatureColumn | None
@@ -271,6 +273,22 @@ class OnlineLearner:
 
     def _end_step(self) -> None:
         """Nothing more is to do: catalogue events take effect between two steps."""
+
+
+def event_weights(
+    batch: MicroBatch, by_type: Mapping[str, float]
+) -> NDArray[np.float32] | None:
+    """[b] how much each event counts: by its own weight, or else by its type; None: 1
+    each.
+    """
+    if batch.weights is None and (batch.types is None or not by_type):
+        return None
+    nothing = [None] * len(batch)
+    found = np.ones(len(batch), np.float32)
+    pairs = zip(batch.weights or nothing, batch.types or nothing, strict=True)
+    for k, (weight, type_) in enumerate(pairs):
+        found[k] = by_type.get(type_ or "", 1.0) if weight is None else weight
+    return found
 
 
 def _placed(values: Rows, places: Rows, count: int) -> Rows:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.learner.features import FeatureColumn
-from streamer.model.batch import Batch, Rows
+from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.rows.recent_items import UserHistory
 from streamer.model.step import StepResult
@@ -61,6 +61,7 @@ class StepEvents(NamedTuple):
         items: [B] item rows of all events of the step.
         times_s: [B] seconds since the epoch.
         item_features: [B] what the events say of their items; None: nothing.
+        weights: [B] how much each event counts; None: 1 each.
     """
 
     users: Rows
@@ -68,6 +69,7 @@ class StepEvents(NamedTuple):
     items: Rows
     times_s: Rows
     item_features: FeatureColumn | None
+    weights: Floats | None
 
 
 class StepHistory(NamedTuple):

@@ -52,6 +52,7 @@ class Step(NamedTuple):
         new_items: ids without a row, in the order in which they come.
         catalogue: its events, in the order of partitions and offsets.
         new_users: new users, as far as they belong to a sample.
+        weights: [B] how much each event counts; None: 1 each.
     """
 
     own: Rows
@@ -63,6 +64,7 @@ class Step(NamedTuple):
     new_items: Sequence[str] = ()
     catalogue: Sequence[CatalogueEvent] = ()
     new_users: Sequence[NewUser] = ()
+    weights: NDArray[np.float32] | None = None
 
     def events_of(self, parts: Sequence[int]) -> Rows:
         """The places of the events of some parts, ascending."""
@@ -77,6 +79,7 @@ class _Message(msgspec.Struct, array_like=True):
     features: list[Any] | None
     catalogue: list[CatalogueEvent]
     new_users: list[NewUser]
+    weights: bytes | None = None  # float32 [b]
 
 
 def gather_events(
@@ -88,6 +91,7 @@ def gather_events(
     features: list[Any] | None,
     catalogue: list[CatalogueEvent],
     new_users: list[NewUser],
+    weights: NDArray[np.float32] | None = None,
 ) -> Step:
     """What all ranks read for a step.
 
@@ -100,6 +104,7 @@ def gather_events(
         features: [b] what our events say of their items; None if nobody uses it.
         catalogue: our events of the catalogue.
         new_users: of our new users.
+        weights: [b] how much our events count; None: 1 each.
     """
     new = [items[place] for place in np.flatnonzero(rows < 0).tolist()]
     ours = _Message(
@@ -110,6 +115,7 @@ def gather_events(
         features,
         catalogue,
         new_users,
+        None if weights is None else weights.tobytes(),
     )
     messages = group.gather_values(ours, _Message)
     return _together(group, messages)
@@ -120,6 +126,7 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     ranks, partitions = _order([message.spans for message in messages])
     items = np.empty(len(ranks), np.int64)
     times_s = np.empty(len(ranks), np.int64)
+    weights = np.ones(len(ranks), np.float32)
     features: list[Sequence[Any]] = []
     catalogue: list[CatalogueEvent] = []
     new_users: list[NewUser] = []
@@ -128,6 +135,8 @@ def _together(group: Group, messages: list[_Message]) -> Step:
         rows = np.frombuffer(message.rows, np.int32)
         items[is_of_rank] = rows
         times_s[is_of_rank] = np.frombuffer(message.times_s, np.int64)
+        if message.weights is not None:
+            weights[is_of_rank] = np.frombuffer(message.weights, np.float32)
         features.append(message.features or [None] * len(rows))
         catalogue += message.catalogue
         new_users += message.new_users
@@ -144,6 +153,7 @@ def _together(group: Group, messages: list[_Message]) -> Step:
     item_features = None
     if any(message.features is not None for message in messages):
         item_features = _merged(ranks, features)
+    has_weights = any(message.weights is not None for message in messages)
     return Step(
         np.flatnonzero(ranks == group.rank),
         ranks,
@@ -154,6 +164,7 @@ def _together(group: Group, messages: list[_Message]) -> Step:
         list(numbers),
         sorted(catalogue, key=lambda event: event[:2]),
         new_users,
+        weights if has_weights else None,
     )
 
 

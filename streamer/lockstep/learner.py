@@ -14,6 +14,7 @@ from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Learner, StepEvents, StepHistory
 from streamer.learner.features import FeatureColumn
+from streamer.learner.learner import event_weights
 from streamer.lockstep.events import (
     CatalogueEvent,
     Span,
@@ -101,7 +102,14 @@ class LockstepLearner(Learner):
         new_items = state.rows_of("items", step.new_items)
         step.items[is_new] = new_items[-1 - step.items[is_new]]
         self._step = step
-        return StepEvents(users, step.own, step.items, step.times_s, step.item_features)
+        return StepEvents(
+            users,
+            step.own,
+            step.items,
+            step.times_s,
+            step.item_features,
+            step.weights,
+        )
 
     def _begin_users(self, rows: Rows, ids: Sequence[str]) -> None:
         """Rows of users differ from rank to rank, so their first vectors depend on the
@@ -146,6 +154,7 @@ class LockstepLearner(Learner):
             features,
             catalogue,
             sample,
+            event_weights(batch, self.settings.event_weights),
         )
 
     def _set_user_features(

@@ -63,7 +63,7 @@ class Queues(Batcher):
         A record is never split: with a record of several events there may be more. None
         if nothing is taken.
         """
-        batch = MicroBatch(user_features=[], item_features=[])
+        batch = MicroBatch.opened()
         for partition in sorted(self.of):
             wanted = events.get(partition, 0)
             self.of[partition].move_into(batch, wanted)

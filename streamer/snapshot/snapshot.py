@@ -39,7 +39,7 @@ from streamer.snapshot.frames import (
 )
 from streamer.sources.base import Partition, Position
 
-FORMAT = 8
+FORMAT = 9
 END = "end"
 READ_AHEAD = 4
 """Frames that are read and checked while the one before them is used."""

@@ -34,8 +34,10 @@ class SlowCoOccurrence:
         self.totals: Counter[int] = Counter()
         self.timed_totals: Counter[int] = Counter()
 
-    def observe(self, item: int, time_s: int, recent: list[tuple[int, int]]) -> None:
+    def observe(self, item: int, time_s: int, recent: list[tuple[int, int]], event_weight: float) -> None:
         """An event, and its user's recent items with their times."""
+        if not event_weight:
+            return
         ranks = shared_ranks([when for _, when in recent])
         last = recent[0][0] if recent else None
         if last is not None:
@@ -43,11 +45,11 @@ class SlowCoOccurrence:
             self.followers[last] = {neighbour: times * 0.99 for neighbour, times in fading.items()}
         for (other, when), rank in list(zip(recent, ranks, strict=True))[:MAX_PAIR_DISTANCE]:
             if other != item:
-                weight = np.float32(1) / np.float32(rank + 1)
+                weight = np.float32(event_weight) / np.float32(rank + 1)
                 timed = np.float32(weight * math.exp(-max(time_s - when, 0) / (0.3 * DAY_S)))
                 for mine, theirs in ((other, item), (item, other)):
                     self._add(mine, theirs, weight, timed)
-                    came_next = mine == last and theirs == item
+                    came_next = event_weight * (mine == last and theirs == item)
                     followers = self.followers.setdefault(mine, {})
                     followers[theirs] = followers.get(theirs, 0.0) + came_next
                     for gone in set(followers) - set(self.of(mine)):
@@ -93,6 +95,7 @@ class Event(NamedTuple):
     user: int
     item: int
     time_s: int
+    weight: float = 1.0
 
 
 class SlowCandidateFeatures:
@@ -111,7 +114,7 @@ class SlowCandidateFeatures:
     def observe(self, event: Event) -> None:
         before = self.history(event.user)
         count = next((r.count for r in before if r.item == event.item), 0)
-        self.pairs.observe(event.item, event.time_s, [(r.item, r.time_s) for r in before])
+        self.pairs.observe(event.item, event.time_s, [(r.item, r.time_s) for r in before], event.weight)
         self.events.append((event, count > 0))
         others = [r for r in before if r.item != event.item]
         newest = Recent(event.item, event.time_s, min(count + 1, 255))
@@ -123,7 +126,9 @@ class SlowCandidateFeatures:
             (windows.LONG_WINDOW, windows.POPULAR_IN_LONG_WINDOW),
             (windows.SHORT_WINDOW, windows.POPULAR_IN_SHORT_WINDOW),
         ):
-            counts = Counter(event.item for event, _ in self.events[-window:])
+            counts = Counter()
+            for event, _ in self.events[-window:]:
+                counts[event.item] += event.weight
             found += sorted(counts, key=lambda item: (-counts[item], item))[:most]
         return list(dict.fromkeys(found))
 
@@ -169,14 +174,11 @@ class SlowCandidateFeatures:
         return found
 
     def _counted(self, item: int, time_s: int) -> dict[str, float]:
-        lengths = {
-            "events long window": windows.LONG_WINDOW,
-            "events short window": windows.SHORT_WINDOW,
-            "events log": 10**9,
-        }
+        mine = [(event.item == item) * event.weight for event, _ in self.events]
         x = {
-            name: math.log(1 + sum(event.item == item for event, _ in self.events[-window:]))
-            for name, window in lengths.items()
+            "events long window": math.log(1 + sum(mine[-windows.LONG_WINDOW :])),
+            "events short window": math.log(1 + sum(mine[-windows.SHORT_WINDOW :])),
+            "events log": math.log(1 + sum(event.item == item for event, _ in self.events)),
         }
         times_s = [event.time_s for event, _ in self.events if event.item == item]
         x["hours since last"] = log_hours(time_s - times_s[-1]) if times_s else 3.0

@@ -20,16 +20,21 @@ from streamer.model.rows.recent_items import RecentItems, UserHistory
 
 NEIGHBOURS, HISTORY = 3, 12
 GAPS_S = [0, 0, 1, 60, 4_000, 90_000, -500]
-events = st.tuples(st.integers(0, 2), st.integers(0, 15), st.sampled_from(GAPS_S))
+WEIGHTS = [1.0, 1.0, 3.0, 0.25, 0.0]
+events = st.tuples(st.integers(0, 2), st.integers(0, 15), st.sampled_from(GAPS_S), st.sampled_from(WEIGHTS))
 
 
 @st.composite
 def streams(draw: st.DrawFn, longest: int = 50) -> list[Event]:
     found, now_s = [], 1_700_000_000
-    for user, item, gap_s in draw(st.lists(events, min_size=1, max_size=longest)):
+    for user, item, gap_s, weight in draw(st.lists(events, min_size=1, max_size=longest)):
         now_s += gap_s
-        found.append(Event(user, item, now_s))
+        found.append(Event(user, item, now_s, weight))
     return found
+
+
+def columns_of(stream: list[Event]) -> np.ndarray:
+    return np.array(stream, np.float64).reshape(-1, 4).T
 
 
 class Both:
@@ -43,7 +48,7 @@ class Both:
         """A batch: all that is described of the wanted events is what the slow version says before each."""
         popular = self.slow.popular()  # as of the beginning of the batch
         found = self.observe(stream, np.array(wanted, np.int64), extra)
-        for event, (user, item, time_s) in enumerate(stream):
+        for event, (user, item, time_s, _) in enumerate(stream):
             if event in wanted:
                 k = wanted.index(event)
                 more = extra[k].tolist() if extra is not None else []
@@ -57,9 +62,10 @@ class Both:
         extra: np.ndarray | None = None,
         learned: np.ndarray | None = None,
     ) -> Candidates:
-        users, items, times_s = np.array(stream, np.int64).reshape(-1, 3).T
+        users, items, times_s = (column.astype(np.int64) for column in columns_of(stream)[:3])
+        weights = columns_of(stream)[3].astype(np.float32)
         history = self.recent.observe(users, items, times_s)
-        return self.features.observe(items, times_s, history, wanted, extra, learned)
+        return self.features.observe(items, times_s, history, wanted, extra, learned, weights)
 
     def retire(self, items: set[int]) -> None:
         rows = np.array(sorted(items), np.int64)
@@ -124,7 +130,7 @@ def test_windows_of_popularity_forget_what_is_older():
         assert ahead.features.windows.popular().tolist() == both.slow.popular()
         event = stream[end]
         found = ahead.observe([event], np.array([0]))
-        ahead.compare(found, 0, *event, popular=both.slow.popular(), extra=[])
+        ahead.compare(found, 0, *event[:3], popular=both.slow.popular(), extra=[])
         latest, rows = items[:end].tolist()[-LONG_WINDOW:], np.arange(60)
         shares = both.features.windows.share_in_long_window(rows)
         np.testing.assert_allclose(shares, [latest.count(r) / len(latest) for r in rows])
@@ -171,7 +177,7 @@ def test_uncounted_events_are_described_as_if_they_had_been_counted_and_nothing_
             counted = Both()
             counted.copy(both)
             counted.retire(gone)
-            _, items, times_s = np.array(events, np.int64).reshape(-1, 3).T
+            _, items, times_s = (column.astype(np.int64) for column in columns_of(events)[:3])
             history = counted.recent.observe(np.full(len(items), user), items, times_s)
             counted.features.observe(items, times_s, history, np.empty(0, np.int64))
             after = counted.recent.of(np.array([user]))

@@ -54,7 +54,8 @@ def test_gradients_equal_finite_differences(method, resampler, mask_own):
             log_weight = torch.from_numpy(part.log_weight()).double()
             draws = torch.Generator().manual_seed(1)
             own = torch.from_numpy(c.own)
-            sampling = Sampling(log_weight, part.draws, own, mask_own, offsets, resampler, draws)
+            weights = torch.linspace(0, 3, B).double()
+            sampling = Sampling(log_weight, part.draws, own, mask_own, offsets, resampler, draws, weights)
             return sampled_softmax(Q, E, positive, sampling).loss
 
         assert torch.autograd.gradcheck(loss, (Q, E, positive), eps=1e-6, atol=1e-6)
@@ -65,7 +66,9 @@ def random_case(rows: int, columns: int, dim: int, draws: int | None, mask_own: 
     Q, E = torch.randn(rows, dim, generator=g) * 0.6, torch.randn(columns, dim, generator=g) * 0.6
     own = torch.randint(-1, columns, (rows,), generator=g, dtype=torch.int32)
     log_weight = torch.rand(columns, generator=g) * 5
-    sampling = Sampling(log_weight, draws, own, mask_own, torch.rand(rows, generator=g))
+    sampling = Sampling(
+        log_weight, draws, own, mask_own, torch.rand(rows, generator=g), weights=torch.arange(rows) % 4.0
+    )
     return Q, E, (Q * E[torch.arange(rows) % columns]).sum(1), sampling
 
 

@@ -32,6 +32,7 @@ def made_candidates(seed: int = 0, events: int = 12) -> Candidates:
         target,
         rng.integers(0, 3, events),  # some buckets have no event
         rng.random(first[-1]) < 0.3,
+        np.arange(events, dtype=np.float32) % 4,
     )
 
 
@@ -58,14 +59,14 @@ def slow_score(weights: State, x: np.ndarray, bucket: int) -> float:
 
 
 def slow_loss(weights: State, found: Candidates, events: np.ndarray, discovery: bool) -> float:
-    """The sum of -log softmax at the target, over the events that teach something."""
+    """The sum of -log softmax at the target times the weight, over the events that teach something."""
     total = 0.0
     for e in events:
         own = found.target[e]
         among = [c for c in range(found.first[e], found.first[e + 1]) if not (discovery and found.seen[c])]
         if own in among:
             scores = {c: slow_score(weights, found.features[c].astype(np.float64), found.bucket[e]) for c in among}
-            total += np.log(sum(np.exp(s) for s in scores.values())) - scores[own]
+            total += found.weights[e] * (np.log(sum(np.exp(s) for s in scores.values())) - scores[own])
     return total
 
 

@@ -159,6 +159,24 @@ def test_event_type_or_rating_of_a_wrong_kind_is_a_letter():
         assert reason_of(js(rating=rating), EventSettings(min_rating=1)) is Reason.BAD_RATING
 
 
+def test_types_and_weights_are_read_only_where_somebody_wants_them():
+    records = [js(event_type="cart", weight=2.5), js(event_type=7), js(event_type=None, weight=None), js(weight=0)]
+    for wanted, types, weights in (
+        ({"typed": True}, ["cart", "7", None, None], [2.5, None, None, 0.0]),
+        ({"settings": EventSettings(fields={"weight": "weight"})}, None, [2.5, None, None, 0.0]),
+        ({}, None, None),
+    ):
+        alone = EventDecoder(**wanted).decode(chunk_of(*records))
+        array = EventDecoder(**wanted).decode(chunk_of(b"[" + b",".join(records) + b"]"))
+        for out in (alone, array):
+            assert (len(out), out.types, out.weights, out.letters) == (4, types, weights, [])
+    assert decode(js(weight="heavy")).letters == []
+    for weight in (True, "5", -1, 1000.5, 10**400, [1]):
+        [letter] = EventDecoder(typed=True).decode(chunk_of(js(weight=weight))).letters
+        assert letter.reason is Reason.BAD_WEIGHT
+        assert letter.detail.startswith("weight")
+
+
 # -- dead letters
 
 DEEP = b"[" * 100_000 + b"]" * 100_000
@@ -242,7 +260,7 @@ def test_event_without_any_time_is_a_letter():
 
 def test_every_reason_is_reached_by_a_test_above():
     of_records = {Reason.RECORD_TOO_LARGE, Reason.EMPTY_ARRAY, Reason.TOO_MANY_EVENTS}
-    of_fields = {Reason.MISSING_TIMESTAMP, Reason.BAD_EVENT_TYPE, Reason.BAD_RATING}
+    of_fields = {Reason.MISSING_TIMESTAMP, Reason.BAD_EVENT_TYPE, Reason.BAD_RATING, Reason.BAD_WEIGHT}
     assert BAD_RECORDS.keys() | of_records | of_fields == set(Reason)
 
 
@@ -372,7 +390,7 @@ def slow_decode(chunk: Chunk, settings: EventSettings | None = None) -> Decoded:
         raise msgspec.DecodeError
 
     decoder._decode_one = refuse  # type: ignore[assignment, method-assign]
-    out = Decoded(partition=chunk.partition, user_features=[], item_features=[])
+    out = Decoded.opened(partition=chunk.partition)
     for record in range(len(chunk)):
         decoder._add_record(out, chunk, record)
     return out.closed()

@@ -10,7 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from line_harness import Watch, assert_same_learner, events, learn_all, micro_batch, newest, small, whole_state
+from line_harness import (
+    Watch,
+    assert_same_learner,
+    events,
+    learn_all,
+    micro_batch,
+    newest,
+    popularity_counts,
+    small,
+    whole_state,
+)
 
 import streamer
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
@@ -374,3 +384,52 @@ class TestIncompatible:
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:
                 Learner(SAVED).state.restore(chunks, without, values)
             assert type(caught.value).__name__ in ("IncompatibleCheckpoint", "CorruptCheckpoint")
+
+
+class TestWeights:
+    STREAM = events(200)
+    TYPES = ("view", "cart", None, "unknown")
+
+    def learned(self, **columns: Any) -> Learner:
+        learner = Learner(small(event_weights=columns.pop("by_type", {})))
+        for start in range(0, len(self.STREAM), 20):
+            part = slice(start, start + 20)
+            some = {name: column[part] for name, column in columns.items()}
+            learner.learn_batch(micro_batch(self.STREAM[part], **some))
+        return learner
+
+    def test_weights_of_one_are_the_model_without_weights_to_the_last_bit(self):
+        plain = self.learned()
+        types = list(self.TYPES) * 50
+        assert_same_learner(self.learned(weights=[1.0] * 200), plain)
+        assert_same_learner(self.learned(types=types, by_type={"view": 1.0, "cart": 1.0}), plain)
+        assert_same_learner(self.learned(types=types), plain)
+
+    def test_an_event_counts_by_its_own_weight_or_else_by_its_type(self):
+        types, own = list(self.TYPES) * 50, [None, None, 7.0, 2.0, 0.5] * 40
+        by_type = {"view": 0.25, "cart": 3.0}
+        told = [by_type.get(t, 1.0) if w is None else w for t, w in zip(types, own, strict=True)]
+        learner = self.learned(types=types, weights=own, by_type=by_type)
+        assert_same_learner(learner, self.learned(weights=told))
+        plain = self.learned()
+        assert popularity_counts(learner) == popularity_counts(plain)  # what trainers share counts events
+        for name in ("items/windows.long_window", "pairs/lists.weights", "items/table.lines", "ranker.all.weights.out"):
+            assert not np.array_equal(whole_state(learner)[0][name], whole_state(plain)[0][name]), name
+
+    def test_an_event_that_weighs_nothing_is_history_and_teaches_nothing(self):
+        learner = self.learned()
+        before = whole_state(learner)[0]
+        learner.learn_batch(micro_batch([("u1", "i1"), ("u2", "i3"), ("u1", "i2")], weights=[0.0] * 3))
+        after = whole_state(learner)[0]
+        for name in before:
+            if "weights" in name and ("ranker" in name or "pairs" in name):
+                np.testing.assert_array_equal(after[name], before[name])
+        dim = learner.settings.dim
+        np.testing.assert_array_equal(after["items/table.lines"][:, :dim], before["items/table.lines"][:, :dim])
+        assert learner.state.recent.of(learner.state.users.known(["u1"])).items[0, :2].tolist() == [
+            learner.state.items.row_of(item) for item in ("i2", "i1")
+        ]
+
+    def test_weights_that_make_no_sense_are_refused(self):
+        with pytest.raises(SettingsError, match=r"event-weight is view=-1.0.*from 0 to 1,000"):
+            Learner(event_weights={"view": -1.0})

@@ -18,9 +18,28 @@ from streamer.replay.evaluation.baselines import BASELINES
 from streamer.replay.evaluation.printed import printed, verdict
 from streamer.replay.evaluation.results import Measure, Results, Run, Spec
 from streamer.replay.evaluation.runs import parse_changes, spec_settings
-from streamer.replay.evaluation.slices import RETRIEVED, SECOND_HALF
+from streamer.replay.evaluation.slices import OF_TYPE, RETRIEVED, SECOND_HALF
 from streamer.replay.evaluation.tables import Figures, about, main_table, stream_figures
 from streamer.settings import RunSettings
+
+
+@pytest.mark.slow
+def test_weights_by_type_are_shown_by_the_type_of_what_was_predicted(tmp_path):
+    log = tmp_path / "typed.csv"
+    kinds = ["view", "view", "cart", ""]
+    rows = [f"u{n % 7},i{n % 5},{1_700_000_000 + n},{kinds[n % 4]}" for n in range(400)]
+    log.write_text("\n".join(["user_id,item_id,timestamp,event_type", *rows]))
+    weights = ["event_weights=view=1 cart=1", "event_weights=view=1 cart=9"]
+    runs = compare(log, "--methods", "xir", "--over", f"{weights[0]},{weights[1].removeprefix('event_weights=')}")
+    assert [run["settings"]["event_weights"] for run in runs] == ["view=1 cart=1", "view=1 cart=9"]
+    for found in runs:
+        slices = found["about"]["slices"]
+        assert (slices[OF_TYPE + "view"], slices[OF_TYPE + "cart"]) == (100, 50)
+        of_types = {m["slice"] for m in found["measures"] if m["slice"].startswith(OF_TYPE)}
+        assert of_types == {OF_TYPE + "view", OF_TYPE + "cart"}
+    plain = compare(log, "--methods", "xir")
+    same = [m for m in runs[0]["measures"] if not m["slice"].startswith(OF_TYPE) and m["metric"] != "step-ms"]
+    assert same == [m for m in plain[0]["measures"] if m["metric"] != "step-ms"]
 
 
 @pytest.mark.slow
@@ -179,7 +198,7 @@ class TestSpecs:
 
     def test_every_setting_that_is_offered_changes_the_learner(self):
         other = {"hash_slots": "7", "admit_after": "2", "learning_rate_decay": "0.5", "cache_weight": "1"}
-        other |= {"device": "cpu", "init_std": "0.5"}
+        other |= {"device": "cpu", "init_std": "0.5", "event_weights": "cart=3"}
         usual = spec_settings(Spec("d", "prequential", "xir", 0))
         for name, setting in LearnerSettings.all().items():
             if name in ("method", "seed"):

@@ -112,7 +112,8 @@ def test_batch_closes_when_oldest_record_reaches_max_age():
 def test_catalogue_events_alone_do_not_wait_for_a_batch_to_fill():
     clock = Clock()
     batcher = Batcher(10, max_age_s=5.0, clock=clock)
-    described = Decoded([NO_USER], ["i"], [0.0], None, [{"brand": "x"}], [7], [7], [1], [0], [0], partition=C)
+    said = [{"brand": "x"}]
+    described = Decoded([NO_USER], ["i"], [0.0], None, said, [7], None, None, [7], [1], [0], [0], partition=C)
     batcher.add(described)
     assert batcher.take() is None
     clock.now += CATALOGUE_AGE_S

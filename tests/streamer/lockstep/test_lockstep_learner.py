@@ -31,7 +31,16 @@ def steps(count: int = 8, seed: int = 0) -> list[dict[int, MicroBatch]]:
             of_users = [{"town": f"t{len(user) * int(user[-1]) % 5}", "age": step + int(user[-1])} for user in users]
             if events > 6:  # not every event says all of its user
                 of_users[0], of_users[3] = None, {"town": f"of step {step}"}
-            by_partition[partition] = MicroBatch(users, items, times, user_features=of_users, item_features=features)
+            weights = [None, 2.5, 0.0] * events
+            by_partition[partition] = MicroBatch(
+                users,
+                items,
+                times,
+                user_features=of_users,
+                item_features=features,
+                types=[("view", "cart", None)[len(item) % 3] for item in items],
+                weights=weights[:events] if partition == 2 else None,
+            )
             at[partition] += events
         found.append(by_partition)
     return found
@@ -55,8 +64,8 @@ def with_catalogue(step: dict[int, MicroBatch], number: int) -> dict[int, MicroB
     return found
 
 
-def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
-    batch = MicroBatch(user_features=[], item_features=[])
+def own_batch(step: dict[int, MicroBatch], group, weighted: bool = False) -> MicroBatch:
+    batch = MicroBatch.opened() if weighted else MicroBatch(user_features=[], item_features=[])
     for partition, events in step.items():
         if group.owner(group.part_of(partition)) == group.rank:
             batch.origins.append(Origin(Partition("t", partition), len(batch), len(batch) + len(events)))
@@ -65,6 +74,9 @@ def own_batch(step: dict[int, MicroBatch], group) -> MicroBatch:
             batch.timestamps_s += events.timestamps_s
             batch.user_features += events.user_features
             batch.item_features += events.item_features
+            if weighted:
+                batch.types += events.types
+                batch.weights += events.weights or [None] * len(events)
     batch.step_events = sum(map(len, step.values()))
     return batch
 
@@ -77,7 +89,8 @@ def train(size: int, catalogue: bool = False, **settings) -> list[Learner]:
         learner = LockstepLearner(LearnerSettings(**settings), group)
         for number, step in enumerate(steps()):
             step = with_catalogue(step, number) if catalogue else step
-            for stretch in learner.split_catalogue_events(own_batch(step, group)):
+            batch = own_batch(step, group, bool(learner.settings.event_weights))
+            for stretch in learner.split_catalogue_events(batch):
                 learner.learn_batch(stretch)
         return learner
 
@@ -106,6 +119,7 @@ CASES = {
     "features of users": {"user_features": ("town",), "user_numeric_features": ("age",), "user_layers": (8, 16)},
     "limits of categories": {"user_features": ("town",), "max_categories": 8},
     "admission": {"admit_after": 3},
+    "weights": {"event_weights": {"cart": 3.0, "view": 0.5}},
     "catalogue": {"catalogue": True, "item_features": ("kind",)},
     "user ids": {"user_ids": True, "method": "ssl-pop"},
     "mns": {"method": "mns", "rerank": False, "recent_items": 0, "user_ids": True},
