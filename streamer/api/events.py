@@ -15,9 +15,12 @@ from streamer.event import EventSettings, Features
 from streamer.event.fields import END_MS, Invalid, normal_features, seconds
 from streamer.event.guess import COLUMN_NAMES, guess_name
 from streamer.ingest.batcher import MicroBatch
-from streamer.model.settings import LearnerSettings
+from streamer.model.settings import MAX_WEIGHT, LearnerSettings
 
-FIELDS = ("user_id", "item_id", "timestamp", "user_features", "item_features")
+FIELDS = (
+    *("user_id", "item_id", "timestamp", "event_type", "weight"),
+    *("user_features", "item_features"),
+)
 """What is read of an event, by our names."""
 TUPLE_FIELDS = FIELDS[:3]
 """What the places of a tuple are."""
@@ -50,6 +53,7 @@ class EventReader:
             "user": (settings.user_features, settings.user_numeric_features),
             "item": (settings.item_features, settings.item_numeric_features),
         }
+        self._typed = settings.typed
         self._max_length = EventSettings().max_feature_length
 
     def read(self, events: Any, size: int) -> Iterator[ReadEvents]:
@@ -106,7 +110,15 @@ class EventReader:
         for side in SIDES.values():
             nested = found[f"{side}_features"]
             features[side] = self._feature_column(side, nested, columns, first)
-        return ReadEvents(users, items, times_s, features["user"], features["item"])
+        types = None
+        if self._typed and found["event_type"] is not None:
+            types = _types(found["event_type"])
+        weights = None
+        if found["weight"] is not None:
+            weights = _weights(found["weight"], first)
+        return ReadEvents(
+            users, items, times_s, features["user"], features["item"], types, weights
+        )
 
     def _column(self, ours: str, columns: Columns) -> Sequence[Any] | None:
         """The column that holds a field; None if none does and none has to."""
@@ -162,6 +174,8 @@ class ReadEvents(NamedTuple):
     """None of an event without a time: it comes a second after the one before."""
     user_features: list[Features | None] | None
     item_features: list[Features | None] | None
+    types: list[str | None] | None
+    weights: list[float | None] | None
 
     def in_order(self) -> ReadEvents:
         """By their times, those of one time in their order; unless a time is missing."""
@@ -197,6 +211,8 @@ class ReadEvents(NamedTuple):
             times_s,
             self.user_features,
             self.item_features,
+            types=self.types,
+            weights=self.weights,
         )
         return batch.closed()
 
@@ -272,6 +288,27 @@ def _times(column: Sequence[Any], first: int) -> list[float | None]:
             found.append(to_seconds(value))
         except ValueError as problem:
             raise EventError(f"row {first + n}: {problem}") from None
+    return found
+
+
+def _types(column: Sequence[Any]) -> list[str | None]:
+    found = []
+    for value in column:
+        kind = _plain(value, is_category=True)
+        found.append(None if kind is None else str(kind))
+    return found
+
+
+def _weights(column: Sequence[Any], first: int) -> list[float | None]:
+    found = []
+    for n, value in enumerate(column):
+        weight = None if is_missing(value) else value
+        is_number = isinstance(weight, int | float | np.number)
+        if weight is not None and not (is_number and 0 <= weight <= MAX_WEIGHT):
+            raise EventError(
+                f"row {first + n}: weight {value!r} is no number from 0 to {MAX_WEIGHT:,.0f}"
+            )
+        found.append(None if weight is None else float(weight))
     return found
 
 

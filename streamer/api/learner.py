@@ -98,9 +98,11 @@ class Learner:
                 datetime, Timestamp or ISO 8601 text, UTC unless they say otherwise; an
                 event without one comes a second after the one before. Features that the
                 settings name are read from columns or keys of their name, or from
-                dictionaries `user_features` and `item_features`.
-            fields: what the events call `user_id`, `item_id`, `timestamp`,
-                `user_features` and `item_features`, if it is not what is usual.
+                dictionaries `user_features` and `item_features`. A `weight`, or else
+                the weight of its `event_type` by `event_weights`, says how much an
+                event counts.
+            fields: what the events call `user_id`, `item_id`, `timestamp` and so on, if
+                it is not what is usual.
             batch_size: events of a training step.
 
         Raises:
@@ -169,7 +171,7 @@ class Learner:
         """
         many = user is not None and not isinstance(user, str | int | np.integer)
         users: list[Any] = list(user) if many else [user]  # type: ignore[arg-type]
-        queries = [self._query(one, recent, features) for one in users]
+        queries = [_query(self._online, one, recent, features) for one in users]
         left_out = _known(self._online.state.items, exclude)
         queries = [dataclasses.replace(one, exclude=left_out) for one in queries]
         rows = None if among is None else _known(self._online.state.items, among)
@@ -183,7 +185,7 @@ class Learner:
             StreamerError: the item is not known.
         """
         self._check_known(item)
-        query = self._query(None, [item], None)
+        query = _query(self._online, None, [item], None)
         return self._recommended([query], k, True, None)[0]
 
     def popular(self, k: int = 10) -> list[PopularItem]:
@@ -220,7 +222,7 @@ class Learner:
             StreamerError: the item is not known.
         """
         self._check_known(item)
-        query = self._query(user, recent, None)
+        query = _query(self._online, user, recent, None)
         (found,) = Recommender(self._online).reasons(
             query, [str(item)], exclude_seen=exclude_seen
         )
@@ -301,21 +303,6 @@ class Learner:
             last_s = batch.timestamps_s[-1]
             yield batch
 
-    def _query(
-        self,
-        user: Id | None,
-        recent: Iterable[Id] | None,
-        features: Mapping[str, str | float] | None,
-    ) -> RecommendQuery:
-        if (user is None) == (recent is None):
-            raise ValueError("give either a user or the recent items of a session")
-        recommender = Recommender(self._online)
-        if recent is not None:
-            return recommender.session([str(to_id(item)) for item in recent], features)
-        if features:
-            raise ValueError("features are those of a session: a user has learned ones")
-        return recommender.user(str(to_id(user)))
-
     def _recommended(
         self,
         queries: Sequence[RecommendQuery],
@@ -356,3 +343,24 @@ def _known(vocabulary: Vocabulary, ids: Iterable[Id]) -> Rows:
     """The rows of those ids that are known, ascending."""
     rows = np.unique(vocabulary.known([str(to_id(one)) for one in ids]))
     return rows[rows >= 0]
+
+
+def _query(
+    online: OnlineLearner,
+    user: Id | None,
+    recent: Iterable[Id] | None,
+    features: Mapping[str, str | float] | None,
+) -> RecommendQuery:
+    """For a user or a session.
+
+    Raises:
+        ValueError: neither or both are given.
+    """
+    if (user is None) == (recent is None):
+        raise ValueError("give either a user or the recent items of a session")
+    recommender = Recommender(online)
+    if recent is not None:
+        return recommender.session([str(to_id(item)) for item in recent], features)
+    if features:
+        raise ValueError("features are those of a session: a user has learned ones")
+    return recommender.user(str(to_id(user)))

@@ -6,6 +6,7 @@ compares the two.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal, TypedDict
 
 
@@ -55,6 +56,7 @@ class SettingChanges(TypedDict, total=False):
     decay_every: int
     l2: float
     device: str
+    event_weights: Mapping[str, float]
     max_users: int | None
     max_items: int | None
     max_categories: int

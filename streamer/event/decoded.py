@@ -64,7 +64,7 @@ class EventColumns:
         """The columns, when all events are in them."""
         for name in OPTIONAL:
             column = getattr(self, name)
-            if column.count(None) == len(column):
+            if column is not None and column.count(None) == len(column):
                 setattr(self, name, None)
         return self
 

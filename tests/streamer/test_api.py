@@ -19,7 +19,7 @@ from streamer.evaluation import EventSampler, Prequential
 from streamer.recommender import Recommender
 
 NOON = 1_700_000_000
-DESCRIBED = {"item_features": ("brand",), "item_numeric_features": ("price",)}
+DESCRIBED = {"item_features": ("brand",), "item_numeric_features": ("price",), "event_weights": {"cart": 3.0, "7": 0.5}}
 STREAM = [(user, item, NOON + 60 * n) for n, (user, item) in enumerate(events(300, users=12, items=25))]
 
 texts = st.text("abc0", min_size=1, max_size=3)
@@ -31,17 +31,20 @@ def streams(draw: Any) -> list[dict[str, Any]]:
     """Events by their times, with features of which some are missing."""
     users, items = draw(columns), draw(columns)
     brands, prices = st.none() | draw(columns), st.none() | st.floats(0, 9)
+    types = st.none() | draw(st.sampled_from([st.sampled_from(["cart", "view"]), st.just(7)]))
+    weights = st.none() | st.floats(0, 1000, width=32)
     count = draw(st.integers(1, 40))
     times_s = sorted(draw(st.lists(st.integers(0, 10**6), min_size=count, max_size=count)))
     found = []
     for time_s in times_s:
         event = {"user_id": draw(users), "item_id": draw(items), "timestamp": NOON + time_s}
-        found.append(event | {"brand": draw(brands), "price": draw(prices)})
+        said = {"brand": draw(brands), "price": draw(prices), "event_type": draw(types), "weight": draw(weights)}
+        found.append(event | said)
     return found
 
 
 def nested(event: dict[str, Any]) -> dict[str, Any]:
-    plain = {name: event[name] for name in ("user_id", "item_id", "timestamp")}
+    plain = {name: event[name] for name in ("user_id", "item_id", "timestamp", "event_type", "weight")}
     return plain | {"item_features": {name: event[name] for name in ("brand", "price")}}
 
 
@@ -56,8 +59,8 @@ def as_pandas(stream: list[dict[str, Any]]) -> pd.DataFrame:
 
 
 def renamed(event: dict[str, Any]) -> dict[str, Any]:
-    features = {name: event[name] for name in ("brand", "price")}
-    return {"uid": event["user_id"], "item": event["item_id"], "ts": event["timestamp"]} | features
+    rest = {name: event[name] for name in ("brand", "price", "weight")} | {"action": event["event_type"]}
+    return {"uid": event["user_id"], "item": event["item_id"], "ts": event["timestamp"]} | rest
 
 
 def in_numpy(event: dict[str, Any]) -> dict[str, Any]:
@@ -100,6 +103,16 @@ def test_tuples_are_events_without_features_and_a_frame_is_sorted_by_time():
     assert unsorted.recommend("u1") != by_tuples.recommend("u1")
 
 
+def test_events_count_by_their_weight_or_else_by_their_type():
+    weighed, typed, plain = (Learner(small(event_weights={"cart": 3.0})) for _ in range(3))
+    stream = [{"user": user, "item": item, "time": time} for user, item, time in STREAM]
+    weighed.learn([event | {"event_type": "view", "weight": 3} for event in stream])
+    typed.learn([event | {"event_type": "cart"} for event in stream])
+    plain.learn(stream)
+    assert_same_learner(typed._online, weighed._online)
+    assert typed.recommend("u1") != plain.recommend("u1")
+
+
 @pytest.mark.parametrize(
     "time",
     [
@@ -133,6 +146,7 @@ ROWS: dict[str, tuple[list[Any], str]] = {
     "no time": ([("ann", "tea", "yesterday")], "row 0: timestamp 'yesterday' is not ISO 8601"),
     "nanoseconds": ([("ann", "tea", NOON * 10**9)], "row 0: time 17.* is not between 1970 and 2200"),
     "a list as time": ([("ann", "tea", [])], "row 0: time .* is a list"),
+    "a weight": ([{"user": "ann", "item": "tea", "weight": -1}], "row 0: weight -1 is no number from 0 to 1,000"),
     "text": (["ann", "tea"], "row 0: 'ann' is no event"),
     "four values": ([("ann", "tea", 1, 2)], "row 0: .* is no event"),
     "a key is missing": ([{"user": "ann", "item": "tea"}, {"user": "ann"}], "row 1: the item is missing"),
