@@ -34,7 +34,7 @@ class SlowCoOccurrence:
         self.totals: Counter[int] = Counter()
         self.timed_totals: Counter[int] = Counter()
 
-    def observe(self, item: int, time_s: int, recent: list[tuple[int, int]], event_weight: float) -> None:
+    def observe(self, item: int, time_s: int, recent: list[tuple[int, int]], event_weight: float = 1.0) -> None:
         """An event, and its user's recent items with their times."""
         if not event_weight:
             return
