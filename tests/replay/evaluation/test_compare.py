@@ -67,7 +67,7 @@ class TestCompare:
     def test_lists_are_as_long_as_is_asked_and_a_method_named_twice_is_run_once(self, log):
         shown = streamer("compare", "--data", log, "--methods", "bir, bir", "--set", "ks=3,7", *TINY)
         assert "HR@3 all" in shown
-        assert shown.count("| `bir` |") == 1
+        assert sum(line.startswith("bir ") for line in shown.splitlines()) == 1
         (found,) = compare(log, "--methods", "bir,bir", "--set", "ks=3,7")
         assert {m["k"] for m in figures([found])} == {3, 7, *RETRIEVED}
 
@@ -80,7 +80,7 @@ class TestCompare:
         command = ["--methods", "ssl,xir", "--protocol", "offline", "--set", "epochs=2"]
         names = {(m["metric"], m["k"]) for m in figures(compare(log, *command))}
         assert names == {(metric, k) for metric in ("recall", "ndcg", "authors-ndcg") for k in (10, 20)}
-        assert "| `xir` |" in streamer("compare", "--data", log, *TINY, *command)
+        assert "\nxir " in streamer("compare", "--data", log, *TINY, *command)
 
     def test_one_setting_at_a_time_is_changed_and_each_run_is_named_by_it(self, log, tmp_path):
         over = ["--over", "lambda=0,0.5", "--over", "batch-size=64,32", "--over", "lambda=0.5,1"]
