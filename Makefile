@@ -14,7 +14,7 @@ PYTEST  := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
 SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-stress faults fuzz lint format docs bench soak clean
+.PHONY: help setup demo check test test-stress faults fuzz lint format docs pictures bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ docs: $(VENV)/.installed-dev ## write the tables of docs/ that come from the cod
 	$(BIN)/python docs/generate.py
 	$(BIN)/python docs/walks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+
+pictures: $(VENV)/.installed-dev ## take the README's pictures of the pages from a run of the demo, by headless Chromium
+	PYTHONPATH=tests:tests/browser $(BIN)/python docs/screenshots.py
 
 bench: $(VENV)/.installed ## measure the training step on this machine
 	$(BIN)/python benchmarks/step.py

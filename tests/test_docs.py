@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -105,3 +107,13 @@ def test_a_record_and_a_request_pass_the_files_that_the_architecture_lists(name,
     passed = walks.WALKS[name]().files
     assert set(passed) == set(walks.documented_files(ARCHITECTURE, name)), "run `make docs`"
     assert len(passed) <= most
+
+
+def test_the_site_is_built_and_no_link_or_anchor_of_it_is_broken(tmp_path):
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path / "site"]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "site" / "concepts.html").read_text()
+    assert not re.findall(r'(?:src="|<link[^>]*href=")https?://', page), "the site works offline"
