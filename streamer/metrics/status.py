@@ -231,9 +231,9 @@ class StatusReport:
         self._refreshed_at = now
         self._last_events = consumed
 
-        self._refresh_learning()
         self._refresh_stream()
-        self._refresh_saving()
+        self._refresh_saving()  # what is accounted for decides what is said of learning
+        self._refresh_learning()
         self.status.sampler = self._sampler.latest(now=last)
         self.status.at_s = now
         return self.status

@@ -29,11 +29,16 @@ from streamer.settings import RunSettings
 pytestmark = pytest.mark.slow
 
 
+def a_port() -> list[Any]:
+    """An option: other demos may run beside this one, and all prefer the same port."""
+    return ["--port", *free_ports(1)]
+
+
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
     """Exit code, output and errors of a short run, in an environment that asks for something else altogether."""
     directory = tmp_path_factory.mktemp("demo")
-    arguments = ["demo", "--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json"]
+    arguments = ["demo", "--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json", *a_port()]
     other = {"BOOTSTRAP_SERVERS": "127.0.0.1:1", "BATCH_SIZE": "3", "LEARNING_RATE": "0.5"}
     with Command(arguments, directory / "said", **{f"STREAMER_{name}": value for name, value in other.items()}) as demo:
         code, out = demo.ended()
@@ -110,7 +115,7 @@ def until(done: Callable[[], Any], patience_s: float = 120.0) -> None:
 
 
 def test_ctrl_c_ends_it_with_the_summary(tmp_path: Path):
-    with Command(["demo", "--data-dir", tmp_path, "--log-format", "json"], tmp_path / "said") as demo:
+    with Command(["demo", "--data-dir", tmp_path, "--log-format", "json", *a_port()], tmp_path / "said") as demo:
         until(lambda: re.search(r'"consumed": ?[1-9]', demo.said()))
         demo.signal(signal.SIGINT)
         code, out = demo.ended()
@@ -150,7 +155,7 @@ def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
 
 def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
     (tmp_path / "log.sqlite3").write_bytes(b"this is no database" * 100)
-    with Command(["demo", "--data-dir", tmp_path], tmp_path / "said") as demo:
+    with Command(["demo", "--data-dir", tmp_path, *a_port()], tmp_path / "said") as demo:
         assert demo.ended()[0] == 1
         said = demo.said()
     assert said.splitlines()[-1].startswith("streamer: ")

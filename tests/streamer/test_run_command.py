@@ -251,7 +251,7 @@ class TestRuns:
         summary = zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
         warning = "item-feature colour has not occurred in any event: check its name"
         assert (summary["trained"], summary["items"], summary["warnings"]) == (1200, 5, [warning])
-        assert zygote.errors.count(warning) == 1
+        assert zygote.errors.count(f"WARNING {warning}") == 1
         learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert learner.state.vocabulary("item.brand").ids == ["b0", "b1"]
 

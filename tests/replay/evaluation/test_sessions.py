@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -191,8 +192,8 @@ class TestCommand:
         test = write(tmp_path / "ring.test", ["a b", "c d"])
         command = ("compare", "--data", log, "--test", test, "--protocol", "sessions", "--methods", "xir", *TINY)
         shown = streamer(*command, "--sample", 1)
-        assert "|  | P@20 | MRR@20 | R@10 | MRR@10 | ms a step |" in shown
-        assert "| baseline: session-neighbours | 1.0000 ± 0.0000 |" in shown
+        assert re.search(r"^ +P@20 +MRR@20 +R@10 +MRR@10\b", shown, re.MULTILINE)
+        assert re.search(r"^baseline: session-neighbours +1\.0000 ± 0\.0000 ", shown, re.MULTILINE)
         assert "ring, sessions" in shown
         assert "1 asked" in shown
 

@@ -98,7 +98,7 @@ class TestAfterARun:
             figure = ended.prequential.figure(name).recent
             assert value(ended, "streamer_prequential_hit_rate", recommender=name, k="10") == figure
             assert figure > 0
-        name, hit_rate = ended.prequential.best_baseline()
+        name, hit_rate, _ = ended.prequential.best_baseline()
         assert value(ended, "streamer_prequential_best_baseline_hit_rate", baseline=name, k="10") == hit_rate > 0
         assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
 
