@@ -273,7 +273,7 @@ def test_ids_cannot_write_codes_to_the_terminal(tmp_path):
 
 
 def test_nothing_trained_is_said(tmp_path):
-    empty = train(tmp_path / "data", [], bad_lines=("no json",))
+    empty = train(tmp_path / "data", [], "--accept-dead-letters", bad_lines=("no json",))
     result = invoke("recommend", "--data-dir", empty.data_dir, "--user", "u1")
     assert isinstance(result.exception, CheckpointError)
     assert "nothing was trained" in str(result.exception)
