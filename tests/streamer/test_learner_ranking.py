@@ -242,7 +242,6 @@ class TestRecommending:
         streamer.Learner(asked).recommend("nobody")
         streamer.Learner(asked).recommend(recent=["i1", "i2", "i1"])
         Recommender(asked).recommend([Recommender(asked).user("u3", [("i5", 900.0)])])
-        asked.rank("u3", ["i1", "i149"])
         for learner in (asked, left_alone):
             learn_all(learner, events(64, seed=1))
         assert_same_learner(asked, left_alone)

@@ -150,7 +150,7 @@ def test_data_holds_what_the_page_shows(server, monitor):
     assert len(data["cache"]["curve"][0]) == 3
 
 
-@pytest.mark.parametrize(("query", "span"), [("", "recent"), ("?span=run", "run"), ("?span=%00nonsense&x=1", "recent")])
+@pytest.mark.parametrize(("query", "span"), [("", "recent"), ("?span=run", "run")])
 def test_the_whole_run_can_be_asked_for_and_what_is_not_a_number_is_null(server, query, span):
     data = json.loads(ask(server, f"/data.json{query}")[2], parse_constant=pytest.fail)
     assert data["timeline"]["span"] == span
