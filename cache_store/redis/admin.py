@@ -67,7 +67,7 @@ class StoreAdmin(RedisServer):
             StoreRefused: another version or program wrote it.
         """
         self.check_format()
-        tops = self.tops()
+        tops = self.versions(self.call("hgetall", "tops"))
         tops.pop(CACHE, None)
         if not tops:
             return None

@@ -88,13 +88,10 @@ class RedisServer(StoreServer):
         for key, elements in streams[0] if streams else ():
             name = key.decode().removeprefix(self.keys.of(""))
             changes[name] = self.decoded(name, elements)
-        return Answer(beat, self._versions(found), changes)
+        return Answer(beat, self.versions(found), changes)
 
-    def tops(self) -> dict[str, Version]:
-        """The version of every entry."""
-        return self._versions(self.call("hgetall", "tops"))
-
-    def _versions(self, tops: Mapping[bytes, bytes]) -> dict[str, Version]:
+    def versions(self, tops: Mapping[bytes, bytes]) -> dict[str, Version]:
+        """What the hash `tops` says: the version of every entry."""
         try:
             found = {name.decode(): _version(top) for name, top in tops.items()}
         except ValueError as error:
@@ -171,7 +168,7 @@ class RedisServer(StoreServer):
         for process, heartbeat in self.call("hgetall", "trainers").items():
             if float(heartbeat.split(b" ")[0]) < forgotten_s:
                 self.leave(process)
-        for name in self.tops():
+        for name in self.versions(self.call("hgetall", "tops")):
             if name.startswith(DRAWN) and not self.call("exists", name):
                 self.call("hdel", "tops", name)
         self._is_checked = True
