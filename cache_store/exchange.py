@@ -21,7 +21,7 @@ from streamer.cache_store.change import (
     dtype_of,
 )
 from streamer.cache_store.server import Answer, Request, StoreServer
-from streamer.cache_store.table import Arrays, Piece, Table
+from streamer.cache_store.table import Piece, Table
 
 logger = logging.getLogger(__name__)
 
@@ -30,8 +30,8 @@ MAX_ROUNDS = 4
 PIECE_ROWS = 8192
 NEW_ROWS = 2048
 """That are applied between two steps; fewer if some of the items are new here."""
-NAMES_AT_ONCE = 2048
-"""More of them in one command would make other clients wait."""
+MAX_WAITING_ROWS = 1_000_000
+"""While more wait for the training thread, entries of which some wait are not read."""
 
 
 class Exchange:
@@ -140,34 +140,29 @@ class Exchange:
 
     def _send_names(self) -> None:
         while self.table.unsent:
-            hashes, arrays = self.table.unsent[0]
-            ids = _texts(arrays)
-            for k in range(0, len(ids), NAMES_AT_ONCE):
-                some = slice(k, k + NAMES_AT_ONCE)
-                self._name(hashes[some], ids[some])
-            self.table.unsent.popleft()
-
-    def _name(self, hashes: Hashes, ids: list[str]) -> None:
-        new = {}
-        known = self.server.ids(hashes)
-        for h, ours, theirs in zip(hashes.tolist(), ids, known, strict=True):
-            if theirs is None:
-                new[h] = ours
-            elif theirs != ours and h not in self._collisions:
+            hashes, ids = self.table.unsent[0]
+            utf8 = ids["utf8"].tobytes()
+            raw = []
+            start = 0
+            for length in ids["length"].tolist():
+                raw.append(utf8[start : start + length])
+                start += length
+            for h in set(self.server.name(hashes, raw)) - self._collisions:
                 self._collisions.add(h)
                 logger.warning(
                     "Two items have the same 64-bit name %016x: they count as one", h
                 )
-        if new:
-            self.server.name(new)
+            self.table.unsent.popleft()
 
     def _ask(self, changes: list[Change]) -> Answer:
+        is_full = self.waiting_rows > MAX_WAITING_ROWS
         with self._lock:
             waiting = {piece.name for piece in self._pieces}
         reading = {}
         for name in self._tops.keys() - {self.table.own}:
-            # of an entry that we do not add to, what has come is applied first
-            if name in self.owned or name not in waiting:
+            # draws may begin again with zeros, so what has come of them is applied first
+            must_wait = is_full or name.startswith(DRAWN)
+            if name in self.owned or name not in waiting or not must_wait:
                 reading[name] = self.newest(name)
         self._beat += 1
         self.sent_bytes += sum(change.nbytes for change in changes)
@@ -250,44 +245,43 @@ class Exchange:
         """
         pieces = []
         for change in changes:
-            removals = self.table.names.removals
             rows = self.table.rows_of(change.hashes)
-            is_new = (rows < 0) & (change.values != 0)
-            places = np.flatnonzero(is_new & name.startswith(COUNTS))
-            ids = self.server.ids(change.hashes[places]) if len(places) else []
-            if None in ids:
+            ids = self._new_ids(change, rows)
+            if ids is None:
                 return
-            new = dict(zip(places.tolist(), ids, strict=True))
-            size = NEW_ROWS if new else PIECE_ROWS
+            size = NEW_ROWS if ids else PIECE_ROWS
             for start in range(0, max(1, len(rows)), size):
                 some = slice(start, start + size)
-                within = range(start, start + size) if new else ()
-                pieces.append(
-                    Piece(
-                        name,
-                        to,
-                        False,
-                        rows[some],
-                        change.hashes[some],
-                        change.values[some],
-                        {k - start: str(new[k]) for k in within if k in new},
-                        removals,
-                    )
-                )
+                hashes = change.hashes[some]
+                new = {h: ids[h] for h in hashes.tolist() if h in ids} if ids else {}
+                values = change.values[some]
+                pieces.append(Piece(name, to, False, rows[some], hashes, values, new))
         pieces[-1] = pieces[-1]._replace(is_last=True)
         with self._lock:
             self._pieces += pieces
 
-    def take_cache(self) -> Rows | None:
+    def _new_ids(self, change: Change, rows: Rows) -> dict[int, str] | None:
+        """The ids of items that are counted and new here; None if one is not known."""
+        if not change.name.startswith(COUNTS):
+            return {}
+        new = change.hashes[(rows < 0) & (change.values != 0)]
+        found = {}
+        ids = self.server.ids(new) if len(new) else []
+        for h, raw in zip(new.tolist(), ids, strict=True):
+            if raw is None:
+                return None
+            found[h] = raw
+        return found
+
+    def take_cache(self) -> Hashes | None:
         """The newest cache that anybody drew, if it was not taken yet."""
         cache = self._newest_cache
         self._newest_cache = None
-        return None if cache is None else self.table.rows_of(cache)
+        return cache
 
     def take(self, max_rows: int | None = None) -> list[Piece]:
         """The next pieces to apply, of about `PIECE_ROWS`, and all of entries that we
-        add to. With `max_rows` 0, those of entries that are applied in part: call it
-        until there is none.
+        add to. With `max_rows` 0, those of entries that are applied in part.
         """
         max_rows = PIECE_ROWS if max_rows is None else max_rows
         urgent = set(self.owned)
@@ -296,37 +290,12 @@ class Exchange:
         found: list[Piece] = []
         left: list[Piece] = []
         rows = 0
-        has_new_items = False
         with self._lock:
             for piece in self._pieces:
-                is_later = rows >= max_rows and piece.name not in urgent
-                if is_later or (has_new_items and piece.name.startswith(DRAWN)):
+                if rows >= max_rows and piece.name not in urgent:
                     left.append(piece)
                 elif piece.to > self.table.version(piece.name) or piece.to == NOTHING:
                     rows += PIECE_ROWS if piece.ids else len(piece.rows)
-                    has_new_items |= bool(piece.ids)
-                    found.append(self._with_rows(piece))
+                    found.append(piece)
             self._pieces = left
         return found
-
-    def _with_rows(self, piece: Piece) -> Piece:
-        """A piece with the rows that its items have now."""
-        missing = piece.rows < 0
-        if piece.removals != self.table.names.removals:
-            return piece._replace(rows=self.table.rows_of(piece.hashes))
-        if missing.any():
-            rows = piece.rows.copy()
-            rows[missing] = self.table.rows_of(piece.hashes[missing])
-            return piece._replace(rows=rows)
-        return piece
-
-
-def _texts(ids: Arrays) -> list[str]:
-    """Ids, given by their bytes one after the other, and the length of each."""
-    utf8 = ids["utf8"].tobytes()
-    found = []
-    start = 0
-    for length in ids["length"].tolist():
-        found.append(utf8[start : start + length].decode(errors="surrogatepass"))
-        start += length
-    return found

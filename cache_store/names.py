@@ -72,10 +72,6 @@ class Names:
     def __init__(self) -> None:
         self.of_row: Hashes = np.zeros(FIRST_SLOTS, np.uint64)
         """0 where a row has no name."""
-        self.removals = 0
-        """How often names were taken away: as long as it stays, rows that were found
-        are right.
-        """
         self._slots = np.full(FIRST_SLOTS, EMPTY, np.int32)
         self._filled = 0
 
@@ -98,7 +94,6 @@ class Names:
     def remove(self, rows: Rows) -> None:
         """Take the names of rows away. Their slots stay until the table is rebuilt."""
         self.of_row[rows[rows < len(self.of_row)]] = 0
-        self.removals += 1
 
     def of(self, rows: Rows) -> Hashes:
         """The name of each row, 0 if it has none."""
@@ -109,6 +104,14 @@ class Names:
         found = np.empty(len(hashes), np.int64)
         _find(self._slots, self.of_row, hashes, found)
         return found
+
+    def verified(self, rows: Rows, hashes: Hashes) -> Rows:
+        """The row of each name, given where it was a moment ago."""
+        wrong = np.flatnonzero((rows < 0) | (self.of(rows) != hashes))
+        if len(wrong):
+            rows = rows.copy()
+            rows[wrong] = self.rows_of(hashes[wrong])
+        return rows
 
     @property
     def nbytes(self) -> int:

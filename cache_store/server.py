@@ -40,8 +40,8 @@ class StoreServer(Protocol):
 
     kind: str
 
-    def name(self, ids: Mapping[int, str]) -> None:
-        """Keep ids by their names."""
+    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> list[int]:
+        """Keep the id of each name; returns the names that have another one."""
 
     def ids(self, hashes: Hashes) -> list[str | None]:
         """The id of each name, None if it is not known."""
@@ -83,9 +83,13 @@ class MemoryServer(StoreServer):
         """The version of every entry."""
         return {name: changes[-1].to for name, changes in self.changes.items()}
 
-    def name(self, ids: Mapping[int, str]) -> None:
+    def name(self, hashes: Hashes, ids: Sequence[bytes]) -> list[int]:
+        others = []
         with self._lock:
-            self._ids |= ids
+            for h, raw in zip(hashes.tolist(), ids, strict=True):
+                if self._ids.setdefault(h, raw.decode()) != raw.decode():
+                    others.append(h)
+        return others
 
     def ids(self, hashes: Hashes) -> list[str | None]:
         with self._lock:

@@ -25,9 +25,9 @@ logger = logging.getLogger(__name__)
 PAUSE_S = 0.5
 """After a failure."""
 LOG_AGAIN_S = 30.0
-DRAWS_EVERY = 120
-"""Draws are sent with one exchange of this many: only how the cache is drawn depends on
-them, and most items that are drawn at all are drawn again and again.
+DRAWS_EVERY = 30
+"""Draws are sent with every thirtieth exchange: only how the cache is drawn depends on them,
+and most items that are drawn at all are drawn again and again.
 """
 LIVE_S = 2.0
 """A server that has not responded for longer, and for five exchanges, is not live."""

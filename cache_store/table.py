@@ -31,14 +31,8 @@ LEAST_ROWS = 1 << 15
 """All of an entry is sent again when the changes since have this many times its rows, or
 `LEAST_ROWS` if it has fewer.
 """
-STEPS_AT_ONCE = 16
-"""Added to a column together: one after the other, each step would find the column gone
-from the caches of the processor, and take three times as long.
-"""
 
 Arrays = Mapping[str, NDArray[Any]]
-Additions = list[tuple[str, Rows, NDArray[np.int64]]]
-"""Entry, rows, which may repeat, and what is added to each."""
 
 
 class Piece(NamedTuple):
@@ -47,11 +41,10 @@ class Piece(NamedTuple):
     name: str
     to: Version  # that the entry has with the last piece; NOTHING if it is gone then
     is_last: bool
-    rows: Rows  # -1 if an item has none
+    rows: Rows  # where the items were when the piece came; -1 if they had no row
     hashes: Hashes
     values: Values
-    ids: dict[int, str]  # of counted items that had no row, by their place here
-    removals: int = 0  # of `Names`, when the rows were found
+    ids: dict[int, str]  # of items without a row, by name
 
 
 @dataclass(slots=True)
@@ -60,7 +53,7 @@ class Entry:
 
     values: Values
     is_changed: NDArray[np.bool_]
-    """Which rows have changed since the server had them; those beyond its end have not."""
+    """Which rows have changed since the server had them."""
     version: Version = NOTHING
     since: Version = NOTHING
     """The server has had this version."""
@@ -70,22 +63,6 @@ class Entry:
     """Since all of it was sent."""
     is_partial: bool = False
     """Whether some pieces are applied and others are not."""
-    steps: list[tuple[Rows, NDArray[np.int64]]] = field(default_factory=list)
-    """What is still to be added to `values`; `version` has it already."""
-
-    def add_up(self) -> None:
-        """Add to the column what the last steps have counted or drawn."""
-        for rows, amounts in self.steps:
-            size = int(rows.max(initial=-1)) + 1
-            self.values = with_size(self.values, size)
-            self.is_changed = with_size(self.is_changed, len(self.values))
-            _add(self.values, self.is_changed, rows, amounts)
-        self.steps = []
-
-    def is_on_server(self, version: Version) -> None:
-        """The server has had this version."""
-        self.since = version
-        self.packed = self.packed[:0]
 
 
 class Table:
@@ -106,8 +83,8 @@ class Table:
         self.unsent: deque[tuple[Hashes, Arrays]] = deque()
         """Names that the server is to have before anything that uses them, and ids."""
         self.ids_of: Callable[[Rows], Arrays] = lambda rows: {}
-        """The bytes of the ids of rows (`utf8`), and the `length` of each, below 0 if it
-        has none; called by both threads, with the lock held.
+        """The bytes of the ids of rows (`utf8`), and the `length` of each; called by
+        both threads, of rows that have a name with the lock held.
         """
         self.incarnation = 0
         """Of our own entry; 0 until the server has said which there are."""
@@ -117,24 +94,33 @@ class Table:
         entry = self.entries.get(name)
         return entry.version if entry is not None else NOTHING
 
-    def _entry(self, name: str) -> Entry:
-        if name not in self.entries:
-            values = np.zeros(0, dtype_of(name))
-            self.entries[name] = Entry(values, np.zeros(0, np.bool_))
-        return self.entries[name]
-
     # ---------------------------------------------------------- by the training thread
 
-    def record(self, additions: Additions, versions: Mapping[str, Version]) -> None:
+    def name_rows(self, rows: Rows) -> None:
+        """Give rows the names of their items, if they have none yet. One whose name
+        another row has stays without, and is not shared.
+        """
+        unnamed = rows[self.names.of(rows) == 0]
+        if len(unnamed):
+            unnamed = np.unique(unnamed)
+            ids = self.ids_of(unnamed)
+            hashes = hash_ids(ids["utf8"], ids["length"])
+            with self.lock:
+                self.names.add(unnamed, hashes)
+            self.unsent.append((hashes, ids))
+
+    def record(
+        self,
+        additions: Iterable[tuple[str, Rows, NDArray[np.int64]]],
+        versions: Mapping[str, Version],
+    ) -> None:
         """Add to entries what was counted or drawn, and note up to which version that
         is all.
         """
         with self.lock:
             for name, rows, amounts in additions:
-                entry = self._entry(name)
-                entry.steps.append((rows, amounts))
-                if len(entry.steps) >= STEPS_AT_ONCE:
-                    entry.add_up()
+                entry = self._entry(name, rows)
+                _add(entry.values, entry.is_changed, rows, amounts)
             for name, version in versions.items():
                 entry = self._entry(name)
                 entry.version = max(entry.version, version)
@@ -147,25 +133,30 @@ class Table:
         """Replace the numbers of rows by those of a newer version; returns how much
         each number has grown.
         """
-        grown = np.empty(len(rows), np.int64)
         with self.lock:
-            entry = self._entry(piece.name)
-            entry.add_up()
-            entry.values = with_size(entry.values, int(rows.max(initial=-1)) + 1)
-            _replace(entry.values, rows, values, grown)
+            entry = self._entry(piece.name, rows)
+            grown = values.astype(np.int64) - entry.values[rows]
+            entry.values[rows] = values
             entry.is_partial = not piece.is_last
             if piece.is_last:
                 entry.version = piece.to
-                entry.is_changed = np.zeros(0, np.bool_)
-                entry.is_on_server(piece.to)
+                entry.is_changed[:] = False
+                self._server_has(entry, piece.to)
             if piece.is_last and piece.to == NOTHING:
                 del self.entries[piece.name]
         return grown
 
-    def adopt(self, rows: Rows, hashes: Hashes) -> None:
-        """Give rows the names under which the server has their items."""
-        with self.lock:
-            self.names.add(rows, hashes)
+    def _entry(self, name: str, rows: Rows | None = None) -> Entry:
+        """The entry, with room for rows; the lock is held."""
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = Entry(np.zeros(0, dtype_of(name)), np.zeros(0, np.bool_))
+            self.entries[name] = entry
+        if rows is not None:
+            size = int(rows.max(initial=-1)) + 1
+            entry.values = with_size(entry.values, size)
+            entry.is_changed = with_size(entry.is_changed, len(entry.values))
+        return entry
 
     # ---------------------------------------------------------- by the exchange thread
 
@@ -179,27 +170,6 @@ class Table:
                 entry = self.entries[self.own]
                 entry.version = (incarnation, entry.version[1])
                 entry.since = entry.version  # the server has an earlier one
-
-    def name_rows(self, rows: Rows) -> None:
-        """Give rows the names of their items, if they have none yet."""
-        with self.lock:
-            self._named(rows)
-
-    def _named(self, rows: Rows) -> Hashes:
-        """The names of rows, which get them now if they have none. A row stays without
-        (0) and is not shared if its item is gone, or another row has its name.
-        """
-        hashes = self.names.of(rows)
-        if hashes.all():
-            return hashes
-        unnamed = np.unique(rows[hashes == 0])
-        ids = self.ids_of(unnamed)
-        has_id = ids["length"] >= 0
-        length = ids["length"][has_id]
-        new = hash_ids(ids["utf8"], length)
-        self.names.add(unnamed[has_id], new)
-        self.unsent.append((new, {"utf8": ids["utf8"], "length": length}))
-        return self.names.of(rows)
 
     def send_names_again(self) -> None:
         """The server has lost names."""
@@ -223,7 +193,6 @@ class Table:
             entry = self.entries[name]
             if entry.version <= top or entry.is_partial:
                 return []
-            entry.add_up()
             entry.is_changed[entry.packed] = True
             entry.packed = np.flatnonzero(entry.is_changed)
             entry.is_changed[entry.packed] = False
@@ -246,7 +215,7 @@ class Table:
             return [change]
 
     def _change(self, name: str, since: Version, to: Version, rows: Rows) -> Change:
-        hashes = self._named(rows)
+        hashes = self.names.of(rows)
         values = self.entries[name].values[rows]
         if not hashes.all():
             values = values[hashes != 0]
@@ -254,7 +223,7 @@ class Table:
         return Change(name, since, to, hashes, values)
 
     def zeros(self, name: str) -> Change:
-        """Zero for every item of our copy of somebody else's entry."""
+        """Zero for every item of our copy of an entry."""
         with self.lock:
             rows = np.empty(0, np.int64)
             if name in self.entries:
@@ -269,25 +238,24 @@ class Table:
         with self.lock:
             entry = self.entries[change.name]
             if change.to > entry.since:
-                entry.is_on_server(change.to)
+                self._server_has(entry, change.to)
+
+    def _server_has(self, entry: Entry, version: Version) -> None:
+        """The server has had this version; the lock is held."""
+        entry.since = version
+        entry.packed = np.empty(0, np.int64)
 
     # --------------------------------------- a part of a learner that is kept by rows
 
     def take(self, rows: Rows) -> dict[str, NDArray[Any]]:
         """A copy of what these rows hold, by entry."""
-        found = {}
-        with self.lock:
-            for name, entry in self.entries.items():
-                entry.add_up()
-                found[name] = at_rows(entry.values, rows)
-        return found
+        entries = self.entries.items()
+        return {name: at_rows(entry.values, rows) for name, entry in entries}
 
     def put(self, rows: Rows, arrays: Arrays) -> None:
         """Make rows hold what `take` returned; `restore` adds the versions."""
         for name, values in arrays.items():
-            entry = self._entry(name)
-            entry.values = with_size(entry.values, int(rows.max(initial=-1)) + 1)
-            entry.values[rows] = values
+            self._entry(name, rows).values[rows] = values
 
     def dense(self) -> dict[str, NDArray[Any]]:
         """What belongs to no row: nothing."""
@@ -315,7 +283,6 @@ class Table:
         """
         with self.lock:
             for entry in self.entries.values():
-                entry.add_up()
                 entry.values[rows[rows < len(entry.values)]] = 0
             self.names.remove(rows)
 
@@ -338,10 +305,3 @@ def _add(
     for i in range(len(rows)):
         values[rows[i]] += amounts[i]
         is_changed[rows[i]] = True
-
-
-@compiled
-def _replace(values: Values, rows: Rows, by: Values, grown: NDArray[np.int64]) -> None:
-    for i in range(len(rows)):
-        grown[i] = np.int64(by[i]) - np.int64(values[rows[i]])
-        values[rows[i]] = by[i]

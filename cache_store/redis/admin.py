@@ -56,8 +56,7 @@ class StoreAdmin(RedisServer):
 
     def models(self) -> list[str]:
         """Names of all models of the namespace."""
-        client = self.connected()
-        found = self.translated(lambda: client.smembers(self.keys.models))
+        found = self.call("smembers", self.keys.models)
         return sorted(name.decode(errors="replace") for name in found)
 
     def summary(self) -> ModelSummary | None:
@@ -67,17 +66,18 @@ class StoreAdmin(RedisServer):
             StoreRefused: another version or program wrote it.
         """
         self.check_format()
-        tops = self.versions(self.call("hgetall", "tops"))
+        tops = self.tops()
         tops.pop(CACHE, None)
         if not tops:
             return None
         now_s = self.now_s()
         trainers = []
-        for trainer, value in sorted(self.call("hgetall", "trainers").items()):
+        beats = self.call("hgetall", self.keys.trainers)
+        for trainer, value in sorted(beats.items()):
             at_s, _, *owned = value.decode().split()
             age_s = now_s - float(at_s)
             trainers.append(Heartbeat(trainer.decode(), age_s, tuple(owned)))
-        return ModelSummary(tops, self.call("hlen", "ids"), trainers)
+        return ModelSummary(tops, self.call("hlen", self.keys.ids), trainers)
 
     def contents(self, entries: Mapping[str, Version]) -> Contents:
         """What all entries add up to.
@@ -100,30 +100,34 @@ class StoreAdmin(RedisServer):
 
     def _entry(self, name: str) -> Counter[int]:
         """All of an entry: its changes one after the other."""
-        found: dict[int, int] = {}
-        for change in self.decoded(name, self.call("xrange", name)):
+        found: Counter[int] = Counter()
+        for change in self.changes_of(name):
             values = change.values.tolist()
-            found |= zip(change.hashes.tolist(), values, strict=True)
-        return Counter(found)
+            for h, value in zip(change.hashes.tolist(), values, strict=True):
+                found[h] = value
+        return found
 
-    def all_keys(self) -> list[str]:
-        """Every key of the model, by what follows the tag."""
+    def all_keys(self) -> list[bytes]:
+        """Every key of the model."""
         client = self.connected()
-        pattern = self.keys.pattern
-        found = self.translated(lambda: [*client.scan_iter(pattern, count=1000)])
-        return sorted(key.decode().removeprefix(self.keys.of("")) for key in found)
+        found: list[bytes] = self.translated(
+            lambda: list(client.scan_iter(match=self.keys.pattern, count=1000))
+        )
+        return found
 
     def memory(self) -> dict[str, int]:
-        """Bytes of the model's keys."""
-        return {key: self.call("memory_usage", key) or 0 for key in self.all_keys()}
+        """Bytes of the model's keys, by what follows the tag."""
+        found = {}
+        for key in sorted(self.all_keys()):
+            size = self.call("memory_usage", key) or 0
+            found[key.decode().removeprefix(self.keys.changes(""))] = size
+        return found
 
     def reset(self) -> int:
         """Remove every key of the model, whatever it holds; returns how many there
         were.
         """
-        removed = 0
-        for key in self.all_keys():
-            removed += int(self.call("unlink", key))
-        client = self.connected()
-        self.translated(lambda: client.srem(self.keys.models, self.keys.model))
+        keys = self.all_keys()
+        removed = int(self.call("unlink", *keys)) if keys else 0
+        self.call("srem", self.keys.models, self.keys.model)
         return removed

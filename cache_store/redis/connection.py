@@ -22,8 +22,8 @@ from urllib.parse import urlsplit
 import redis
 from redis import exceptions
 from redis.backoff import NoBackoff
-from redis.cluster import ClusterNode, RedisCluster
-from redis.connection import parse_url
+from redis.cluster import REDIS_ALLOWED_KEYS, ClusterNode, RedisCluster
+from redis.connection import URL_QUERY_ARGUMENT_PARSERS, parse_url
 from redis.retry import Retry
 from redis.sentinel import Sentinel
 
@@ -41,6 +41,9 @@ SCHEMES = (
     "redis+clusters",
 )
 ENCODE = "write host:port, and percent-encode special characters of the password (@ as %40, / as %2F, # as %23)"
+PERMISSIONS = "the keys ~{<namespace>:<model>}:* and ~{<namespace>}:models, and the commands +@all -@admin -@dangerous"
+"""That a user of Redis needs."""
+UNREACHABLE = "cannot be reached: {}; is it running, and is the URL right?"
 
 
 def connect(url: str, timeout_s: float) -> Any:
@@ -50,53 +53,27 @@ def connect(url: str, timeout_s: float) -> Any:
         StoreRefused: the URL is wrong.
         StoreUnavailable: no node of a cluster responds.
     """
-    where = without_passwords(url)
-    try:
-        return _client(url, timeout_s)
-    except (ValueError, TypeError) as error:
-        raise StoreRefused(f"{where} is not a valid Redis URL: {error}") from error
-    except ERRORS as error:
-        raise as_store_error(error, where) from error
-
-
-def _client(url: str, timeout_s: float) -> Any:
-    scheme, account, hosts, rest = _parts(url)
-    kind = scheme.partition("+")[2]
-    is_secure = kind.endswith("s")
-    name = ""
-    if kind:  # what redis-py knows is the URL of one server, with the same options
-        if kind.startswith("sentinel"):
-            path, mark, query = rest.partition("?")
-            name, _, db = path.strip("/").partition("/")
-            rest = f"/{db}{mark}{query}"
-            if not name or (db and not db.isdecimal()):
-                raise ValueError(
-                    "name the master, and nothing else but the number of a database: "
-                    "redis+sentinel://host:26379/NAME/0"
-                )
-        url = f"redis{'s' if is_secure else ''}://{account}host{rest}"
-    options: dict[str, Any] = {
+    options = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
         "retry": Retry(NoBackoff(), 0),
     }
-    client = redis.Redis.from_url(url, **options)
-    client.connection_pool.make_connection()  # does not connect, but checks the options
-    if not kind:
+    try:
+        scheme, account, hosts, rest = _parts(url)
+        if scheme.startswith("redis+cluster"):
+            return _cluster(hosts, options | _options(scheme, account, rest))
+        if scheme.startswith("redis+sentinel"):
+            client = _sentinel(scheme, account, hosts, rest, options)
+        else:
+            client = redis.Redis.from_url(url, **options)
+        client.connection_pool.make_connection()  # does not connect, but checks the options
         return client
-    options |= parse_url(url)  # type: ignore[no-untyped-call]
-    options.pop("connection_class", None)
-    del options["host"]
-    if is_secure:
-        options["ssl"] = True
-    if kind.startswith("cluster"):
-        nodes = [ClusterNode(*_place(host, 6379)) for host in hosts]  # type: ignore[no-untyped-call]
-        return RedisCluster(startup_nodes=nodes, **options)
-    places = [_place(host, 26379) for host in hosts]
-    own = ("username", "password", "db")  # of the master, not of the Sentinels
-    of_sentinels = {k: value for k, value in options.items() if k not in own}
-    sentinel = Sentinel(places, sentinel_kwargs=of_sentinels, **options)  # type: ignore[no-untyped-call]
-    return sentinel.master_for(name)  # type: ignore[no-untyped-call]
+    except (ValueError, TypeError) as error:
+        raise StoreRefused(
+            f"{without_passwords(url)} is not a valid Redis URL: {error}"
+        ) from error
+    except ERRORS as error:
+        raise as_store_error(error, without_passwords(url)) from error
 
 
 def _parts(url: str) -> tuple[str, str, list[str], str]:
@@ -126,6 +103,41 @@ def _parts(url: str) -> tuple[str, str, list[str], str]:
     return scheme, account + at, hosts, rest
 
 
+def _options(scheme: str, account: str, rest: str) -> dict[str, Any]:
+    """User, password, database and options, as redis-py reads them from its own URLs."""
+    found: dict[str, Any] = parse_url(f"redis://{account}host{rest}")  # type: ignore[no-untyped-call]
+    found.pop("host")
+    return found | ({"ssl": True} if scheme.endswith("s") else {})
+
+
+def _sentinel(
+    scheme: str, account: str, hosts: list[str], rest: str, options: dict[str, Any]
+) -> Any:
+    path, _, query = rest.partition("?")
+    name, _, db = path.strip("/").partition("/")
+    if not name:
+        raise ValueError("name the master: redis+sentinel://host:26379/NAME")
+    if db and not db.isdecimal():
+        raise ValueError(
+            "only the number of a database may follow the name of the master"
+        )
+    options = options | _options(scheme, account, f"/{db}?{query}")
+    of_sentinels = dict(options)
+    for name_of_option in ("username", "password", "db"):
+        of_sentinels.pop(name_of_option, None)
+    places = [_place(host, 26379) for host in hosts]
+    sentinel = Sentinel(places, sentinel_kwargs=of_sentinels, **options)  # type: ignore[no-untyped-call]
+    return sentinel.master_for(name)  # type: ignore[no-untyped-call]
+
+
+def _cluster(hosts: list[str], options: dict[str, Any]) -> Any:
+    known = {*REDIS_ALLOWED_KEYS, *URL_QUERY_ARGUMENT_PARSERS, "ssl"} - {"db"}
+    if unknown := options.keys() - known:  # redis-py would ignore it silently
+        raise ValueError(f"a cluster has no option {', '.join(sorted(unknown))}")
+    nodes = [ClusterNode(*_place(host, 6379)) for host in hosts]  # type: ignore[no-untyped-call]
+    return RedisCluster(startup_nodes=nodes, **options)
+
+
 def _place(host: str, port: int) -> tuple[str, int]:
     address = urlsplit(f"//{host}")
     if not address.hostname:
@@ -151,49 +163,42 @@ def without_passwords(url: str) -> str:
 def as_store_error(error: Exception, where: str) -> StoreError:
     """The error of the store that an error of Redis means, with what to try."""
     text = str(error).rstrip(". ")
-    for kind, words, reason, meaning in MEANINGS:
-        if isinstance(error, kind) or any(word in text for word in words):
-            message = f"{where} {meaning % text}"
-            if reason == StoreRefused.reason:
-                return StoreRefused(message)
-            return StoreUnavailable(reason, message)
+    has_no_permission = isinstance(error, exceptions.NoPermissionError)
+    if has_no_permission or "NOPERM" in text or "The user executing" in text:
+        return StoreRefused(
+            f"{where} accepts our user, which lacks a permission: {text}. It needs {PERMISSIONS}"
+        )
+    if isinstance(error, exceptions.AuthenticationError) or "NOAUTH" in text:
+        return StoreRefused(
+            f"{where} refused to log us in: {text}. Check user and password in --redis-url"
+        )
+    if "WRONGTYPE" in text:
+        return StoreRefused(
+            f"{where} has a key of another type under our names: {text}"
+        )
+    for kind, word, reason, message in MEANINGS:
+        if isinstance(error, kind) or (word and word in text):
+            return StoreUnavailable(reason, f"{where} {message.format(text)}")
     return StoreUnavailable("broken", f"{where} returned an error: {text}")
 
 
-_LACKS = (
-    "accepts our user, which lacks a permission: %s. It needs the keys ~{<namespace>:<model>}:* and "
-    "~{<namespace>}:models, and the commands +@all -@admin -@dangerous"
-)
-_LOGIN = "refused to log us in: %s. Check user and password in --redis-url"
-_TYPE = "has a key of another type under our names: %s"
-_FULL = "is full (%s): raise its maxmemory or remove other keys"
-_READ_ONLY = "is read-only: is it a replica? (%s)"
-_LOADING = "is loading its data: %s"
-_SLOW = "did not respond in time: %s"
-_AWAY = "cannot be reached: %s; is it running, and is the URL right?"
-_Kinds = type[Exception] | tuple[type[Exception], ...]
-MEANINGS: tuple[tuple[_Kinds, tuple[str, ...], str, str], ...] = (
+MEANINGS: tuple[tuple[type[Exception], str, str, str], ...] = (
     (
-        exceptions.NoPermissionError,
-        ("NOPERM", "The user executing"),
-        "refused",
-        _LACKS,
+        exceptions.OutOfMemoryError,
+        "OOM",
+        "full",
+        "is full ({}): raise its maxmemory or remove other keys",
     ),
-    (exceptions.AuthenticationError, ("NOAUTH",), "refused", _LOGIN),
-    ((), ("WRONGTYPE",), "refused", _TYPE),
-    (exceptions.OutOfMemoryError, ("OOM",), "full", _FULL),
-    (exceptions.ReadOnlyError, ("READONLY",), "read-only", _READ_ONLY),
-    (exceptions.BusyLoadingError, ("LOADING",), "loading", _LOADING),
-    (exceptions.TimeoutError, (), "slow", _SLOW),
     (
-        (
-            exceptions.ConnectionError,
-            exceptions.ClusterDownError,
-            exceptions.RedisClusterException,
-        ),
-        (),
-        "unreachable",
-        _AWAY,
+        exceptions.ReadOnlyError,
+        "READONLY",
+        "read-only",
+        "is read-only: is it a replica? ({})",
     ),
+    (exceptions.BusyLoadingError, "LOADING", "loading", "is loading its data"),
+    (exceptions.TimeoutError, "", "slow", "did not respond in time: {}"),
+    (exceptions.ConnectionError, "", "unreachable", UNREACHABLE),
+    (exceptions.ClusterDownError, "", "unreachable", UNREACHABLE),
+    (exceptions.RedisClusterException, "", "unreachable", UNREACHABLE),
 )
-"""Classes of errors, words of their texts, the reason, and what we say of the server."""
+"""Class of an error, a word of its text, the reason, and what we say of the server."""

@@ -1,4 +1,4 @@
-"""Every key in Redis with its type, and the Lua script.
+"""Every key in Redis with its type, and the two Lua scripts.
 
 All keys of a model have the hash tag `{<namespace>:<model>}`, so that a Redis Cluster
 keeps them on one node, and several models share a server. `K` stands for it here:
@@ -38,7 +38,7 @@ class Keys:
     Redis; or that the namespace has a colon: then two models could have the same keys.
 
     Examples:
-        >>> Keys("clicks").of("tops")
+        >>> Keys("clicks").tops
         '{streamer:clicks}:tops'
     """
 
@@ -54,9 +54,10 @@ class Keys:
                 f"namespace is {self.namespace!r}: give a name without colons; a model may have them"
             )
 
-    def of(self, name: str) -> str:
-        """The key of an entry; of `tops`, `ids` or `trainers`."""
-        return f"{{{self.namespace}:{self.model}}}:{name}"
+    @property
+    def tag(self) -> str:
+        """What all keys of the model begin with."""
+        return f"{{{self.namespace}:{self.model}}}"
 
     @property
     def models(self) -> str:
@@ -64,10 +65,39 @@ class Keys:
         return f"{{{self.namespace}}}:models"
 
     @property
+    def tops(self) -> str:
+        return f"{self.tag}:tops"
+
+    @property
+    def ids(self) -> str:
+        return f"{self.tag}:ids"
+
+    @property
+    def trainers(self) -> str:
+        return f"{self.tag}:trainers"
+
+    def changes(self, entry: str) -> str:
+        return f"{self.tag}:{entry}"
+
+    @property
     def pattern(self) -> str:
         """Matches all keys of the model."""
-        return re.sub(r"([*?\[\]\\])", r"\\\1", self.of("")) + "*"
+        return re.sub(r"([*?\[\]\\])", r"\\\1", self.tag) + ":*"
 
+
+NAME = """
+-- Keep the ids of names, unless the name has another id already.
+-- KEYS: ids.  ARGV: name, id, name, id ...
+-- Returns the names that have another id.
+local refused = {}
+for i = 1, #ARGV, 2 do
+  if redis.call('HSETNX', KEYS[1], ARGV[i], ARGV[i + 1]) == 0
+      and redis.call('HGET', KEYS[1], ARGV[i]) ~= ARGV[i + 1] then
+    refused[#refused + 1] = ARGV[i]
+  end
+end
+return refused
+"""
 
 EXCHANGE = """
 -- Compare and set: take in each change that is newer than its entry and begins no later

@@ -38,12 +38,12 @@ class GroupSharing(StoreSharing):
         self._positions: dict[Partition, int] = {}
 
     def start(self) -> None:
+        self._table.name_rows(self._learner.state.items.used)
         self._from_lead(self._start_lead)
         while self._from_lead(self._shared.take):
             pass
 
     def _start_lead(self) -> list[Piece]:
-        self._table.name_rows(self._learner.state.items.used)
         with as_sharing_error():
             self._store.start()
         return self._shared.take()
@@ -52,8 +52,7 @@ class GroupSharing(StoreSharing):
         self._from_lead(self._shared.take)
 
     def before_save(self) -> None:
-        while self._from_lead(lambda: self._shared.take(0)):
-            pass
+        self._from_lead(lambda: self._shared.take(0))
 
     def claim(self, starts: Positions) -> Positions:
         """A group resumes where its checkpoint says, which holds its counts too."""

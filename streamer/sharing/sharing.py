@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from streamer.cache_store.change import BEFORE, COUNTS, Version, counts_of
+from streamer.cache_store.change import BEFORE, COUNTS, Hashes, Version, counts_of
 from streamer.cache_store.errors import StoreError
 from streamer.cache_store.store import CacheStore, StoreStatus
-from streamer.cache_store.table import Additions, Piece
+from streamer.cache_store.table import Piece
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import Owner
@@ -35,6 +35,8 @@ CLAIM_S = 30.0
 """How long a partition that we know nothing of waits for the store to respond."""
 ENTRIES_S = 4
 """How many exchanges it waits for counts that somebody must have, as it was read."""
+
+Additions = list[tuple[str, Rows, NDArray[np.int64]]]
 
 
 class LearnPart(NamedTuple):
@@ -137,11 +139,11 @@ class StoreSharing(Sharing):
         for piece in pieces:
             self._apply(piece)
 
-    def _use_cache(self, cache: Rows | None, is_live: bool) -> None:
+    def _use_cache(self, cache: Hashes | None, is_live: bool) -> None:
         """Train with the newest cache, which may be this one."""
         state = self._learner.state
         if cache is not None:
-            self._cache = cache
+            self._cache = self._table.names.rows_of(cache)
         has_cache = state.trainer.method.extra == "cache"
         if is_live and has_cache and self._cache is not None:
             state.cache = self._cache[state.items.is_used(self._cache)]
@@ -176,12 +178,18 @@ class StoreSharing(Sharing):
         """The rows of a piece; items that others count get one, -1 has what stays
         unknown.
         """
+        rows = self._table.names.verified(piece.rows, piece.hashes)
         if not piece.ids:
-            return piece.rows
-        places = list(piece.ids)
-        rows = piece.rows.copy()
-        rows[places] = self._learner.state.rows_of("items", [*piece.ids.values()])
-        self._table.adopt(rows[places], piece.hashes[places])
+            return rows
+        new = []
+        ids = []
+        for place in np.flatnonzero(rows < 0).tolist():
+            raw = piece.ids.get(int(piece.hashes[place]))
+            if raw is not None:
+                new.append(place)
+                ids.append(raw)
+        rows[new] = self._learner.state.rows_of("items", ids)
+        self._table.name_rows(rows[new])
         return rows
 
     def parts(self, batch: MicroBatch) -> list[LearnPart]:
@@ -240,14 +248,16 @@ class StoreSharing(Sharing):
 
     def _record(self, positions: Mapping[str, int]) -> None:
         """Put what was contributed into our entries; all that the partitions have
-        before these positions is in it. The learner has marked these rows as changed.
+        before these positions is in it.
         """
         state = self._learner.state
         versions: dict[str, Version] = {n: (int(at), 0) for n, at in positions.items()}
         for name, rows, _ in self._additions:
+            state.changes.mark("items", rows)
             if name == self._table.own:
                 versions[name] = self._table.next_draw()
             else:
+                self._table.name_rows(rows)
                 self._store.counted_events += len(rows)
         self._table.record(self._additions, versions)
         self._additions = []
@@ -319,8 +329,7 @@ class StoreSharing(Sharing):
     # checkpoints, and the end -----------------------------------------------------------
 
     def before_save(self) -> None:
-        while pieces := self._shared.take(0):
-            self._apply_all(pieces)
+        self._apply_all(self._shared.take(0))
 
     def save(self) -> dict[str, Any]:
         return {"entries": self._table.save()}

@@ -75,9 +75,9 @@ class Trainer:
         return self.rows[raw]
 
     def _ids_of(self, rows: np.ndarray) -> dict[str, Any]:
-        raws = [self.ids[row] for row in rows]
-        utf8 = np.frombuffer("".join(raw or "" for raw in raws).encode(), np.uint8)
-        return {"utf8": utf8, "length": np.array([-1 if raw is None else len(raw) for raw in raws], np.int32)}
+        raws = [str(self.ids[row]).encode() for row in rows]
+        utf8 = np.frombuffer(b"".join(raws), np.uint8)
+        return {"utf8": utf8, "length": np.array([len(raw) for raw in raws], np.int32)}
 
     def claim(self, name: str, start: int) -> int:
         """As `StoreSharing.claim`, but for the time that passes."""
@@ -107,6 +107,8 @@ class Trainer:
                 self.drawn[row] += draws
                 additions.append((self.table.own, np.array([row]), np.array([draws])))
                 versions[self.table.own] = self.table.next_draw()
+        for _, named, _ in additions:
+            self.table.name_rows(named)
         self.table.record(additions, versions)
         counted = sum(len(rows) for name, rows, _ in additions if name.startswith(COUNTS))
         self.store.counted_events += counted
@@ -121,17 +123,16 @@ class Trainer:
             self.counts.pop(row, None), self.drawn.pop(row, None)
 
     def receive(self, max_rows: int = 1000) -> None:
-        pieces = self.shared.take(max_rows)
-        while pieces:
-            for piece in pieces:
-                self._apply(piece)
-            pieces = self.shared.take(0) if max_rows == 0 else []
+        for piece in self.shared.take(max_rows):
+            self._apply(piece)
 
     def _apply(self, piece: Piece) -> None:
-        rows = piece.rows.copy()
-        for k, raw in piece.ids.items():
-            rows[k] = self._row(raw)
-            self.table.adopt(rows[k : k + 1], piece.hashes[k : k + 1])
+        rows = self.table.names.verified(piece.rows, piece.hashes).copy()
+        for k in np.flatnonzero(rows < 0).tolist():
+            raw = piece.ids.get(int(piece.hashes[k]))
+            if raw is not None:
+                rows[k] = self._row(raw)
+                self.table.name_rows(rows[k : k + 1])
         values, rows = piece.values[rows >= 0], rows[rows >= 0]
         grown = self.table.apply(piece, rows, values)
         totals = self.counts if piece.name.startswith(COUNTS) else self.drawn
@@ -140,7 +141,7 @@ class Trainer:
 
     def entry(self, name: str) -> Counter[str]:
         """What our copy of an entry has."""
-        column = self.table.take(np.arange(len(self.ids)))[name]
+        column = self.table.entries[name].values
         return Counter({raw: int(column[r]) for raw, r in self.rows.items() if r < len(column) and column[r]})
 
     def check(self) -> None:

@@ -50,7 +50,7 @@ class RedisBackend:
             self._client.restore(key, 0, dumped)
 
     def trainers(self) -> set[str]:
-        return {name.decode() for name in self._client.hkeys(self.keys.of("trainers"))}
+        return {name.decode() for name in self._client.hkeys(self.keys.trainers)}
 
     def close(self) -> None:
         self.wipe()

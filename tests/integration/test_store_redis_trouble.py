@@ -163,16 +163,16 @@ def test_something_else_under_our_keys_is_reported_and_left_alone(redis, trainer
     ada.train({P: 5})
     everything_arrives(redis, ada, ben)
     with redis.client() as client:
-        client.rename(KEYS.of(P), "aside")
-        client.set(KEYS.of(P), "somebody else's")
+        client.rename(KEYS.changes(P), "aside")
+        client.set(KEYS.changes(P), "somebody else's")
         with pytest.raises(StoreRefused, match=r"clicks.* is damaged: a key has another type"):
             started(redis.url, KEYS, "late")
-        client.delete(KEYS.of(P))
-        client.xadd(KEYS.of(P), {"since": "0-0", "hashes": b"12345678", "values": b"123"}, "5-0")
+        client.delete(KEYS.changes(P))
+        client.xadd(KEYS.changes(P), {"since": "0-0", "hashes": b"12345678", "values": b"123"}, "5-0")
         with pytest.raises(StoreRefused, match=r"damaged: counts:clicks\[0\] cannot be read"):
             started(redis.url, KEYS, "late")
-        client.rename("aside", KEYS.of(P))
-        client.hset(KEYS.of("tops"), "format", 99)
+        client.rename("aside", KEYS.changes(P))
+        client.hset(KEYS.tops, "format", 99)
         with pytest.raises(StoreRefused, match="has format 99, this version reads 4"):
             started(redis.url, KEYS, "late")
 

@@ -142,7 +142,7 @@ def test_inspect_of_a_redis_that_does_not_answer_says_so():
 def test_list_names_models_with_their_items_and_trainers(place):
     place.filled("shop")
     place.client.sadd(Keys("x", place.namespace).models, "left", "ba{d")
-    place.client.hset(place.keys_of("newer").of("tops"), "format", 9)
+    place.client.hset(place.keys_of("newer").tops, "format", 9)
     place.client.sadd(Keys("x", place.namespace).models, "newer")
     models = {model["model"]: model for model in answer("list", *place.options())["models"]}
     assert models["shop"] == {"model": "shop", "items": 4, "entries": 2, "trainers": 1}
@@ -181,10 +181,10 @@ def test_what_no_trainer_wrote_can_be_removed(place, damage):
     place.rest()
     keys = place.keys_of()
     if damage == "type":
-        place.client.delete(keys.of("tops"))
-        place.client.set(keys.of("tops"), "somebody else's")
+        place.client.delete(keys.tops)
+        place.client.set(keys.tops, "somebody else's")
     elif damage == "format":
-        place.client.hset(keys.of("tops"), "format", "x")
+        place.client.hset(keys.tops, "format", "x")
     else:
         place.client.delete(*place.keys("shop"))
     with pytest.raises(SharingError, match=r"damaged|format x|none of its keys exists"):
