@@ -16,7 +16,7 @@ from servers.process import free_ports
 
 from streamer.errors import SourceError, SourceUnavailable, UnknownTopic
 from streamer.event import EventDecoder
-from streamer.settings import MAX_RECORD_BYTES
+from streamer.settings.events import MAX_RECORD_BYTES
 from streamer.sources.base import Partition
 from streamer.sources.kafka.settings import client_settings, settings_from_environment
 from streamer.sources.kafka.source import KafkaSource

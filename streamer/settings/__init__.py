@@ -1,0 +1,30 @@
+"""Settings of a run: `RunSettings` holds all settings of `streamer run`, by the same
+names everywhere.
+
+Each group is a class of its own, so that a part of the line asks for its own settings
+only. The model's groups are in `streamer.model.settings`. What a setting is, and how
+text becomes one: `streamer.model.setting`.
+"""
+
+from streamer.settings.events import FIELDS, EventSettings
+from streamer.settings.run import (
+    GroupSettings,
+    OutputSettings,
+    PipelineSettings,
+    PublishSettings,
+    RunSettings,
+    SharingSettings,
+)
+from streamer.settings.stream import StreamSettings
+
+__all__ = [
+    "FIELDS",
+    "EventSettings",
+    "GroupSettings",
+    "OutputSettings",
+    "PipelineSettings",
+    "PublishSettings",
+    "RunSettings",
+    "SharingSettings",
+    "StreamSettings",
+]
