@@ -3,7 +3,8 @@ names everywhere.
 
 Each group is a class of its own, so that a part of the line asks for its own settings
 only. The model's groups are in `streamer.model.settings`. What a setting is, and how
-text becomes one: `streamer.model.setting`.
+text becomes one: `streamer.model.setting`. Belongs here: a setting of the line, with
+default, range and meaning. May import: `model` only.
 """
 
 from streamer.settings.events import FIELDS, EventSettings
