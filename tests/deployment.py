@@ -62,9 +62,9 @@ def trainers() -> list[str]:
     return [name for name, service in ours().items() if service["command"][0] == "run"]
 
 
-def compose() -> dict[str, Any]:
-    """All of compose.yaml."""
-    return _yaml(DOCKER / "compose.yaml")
+def compose(name: str = "compose.yaml") -> dict[str, Any]:
+    """All of a compose file."""
+    return _yaml(DOCKER / name)
 
 
 def scraped() -> list[str]:

@@ -37,6 +37,16 @@ def test_it_fits_the_schema_of_compose_files():
         jsonschema.validate({"services": {"kafka": {"imagine": "apache/kafka"}}}, schema)
 
 
+def test_the_variant_for_a_gpu_is_another_image_of_the_same_trainer():
+    variant = deployment.compose("compose.gpu.yaml")
+    jsonschema.validate(variant, compose_schema())
+    (trainer,) = variant["services"].values()
+    assert trainer["build"]["args"] == {"DEVICE": "gpu"}
+    _, *arguments = trainer["command"]
+    with cli.get_command(cli.make_context("streamer", ["run"]), "run").make_context("run", arguments) as ctx:
+        assert (ctx.params["device"], ctx.params["trainers"]) == ("cuda", None)
+
+
 def test_there_are_one_replay_one_trainer_of_two_processes_a_server_and_what_they_need():
     assert set(SERVICES) == {"replay", "trainer", "server", "kafka", "prometheus", "grafana"}
     assert deployment.trainers() == ["trainer"]

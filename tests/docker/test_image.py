@@ -55,6 +55,16 @@ def test_torch_is_pinned_once_for_an_index_of_its_own():
     assert "grep '^torch==' constraints.txt" in next(r.rest for r in deployment.instructions() if r.name == "RUN")
 
 
+def test_the_image_for_cpus_leaves_out_what_an_installation_without_a_gpu_does():
+    makefile = re.search(r"^GPU_ONLY *:= (.+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    install = next(found.rest for found in deployment.instructions() if found.name == "RUN")
+    excluded = re.search(r"cpu\) printf '%s\\n' (.+?) ;;", install)
+    assert makefile is not None
+    assert excluded is not None
+    assert excluded[1] == makefile[1]
+    assert "--excludes /tmp/excluded.txt" in install
+
+
 def test_the_base_has_a_python_that_the_package_allows():
     python = next(found.rest for found in deployment.instructions() if found.rest.startswith("PYTHON="))
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
