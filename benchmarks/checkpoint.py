@@ -33,7 +33,7 @@ from common import long_tailed, new_parser, numbers, report
 from streamer.accounting import Accounting
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Rows
 from streamer.model.rows.id_table import packed
 from streamer.settings import PipelineSettings
@@ -110,7 +110,7 @@ def _in_own_process(function: Any, *arguments: Any) -> Any:
 
 def _measure_training(options: Namespace, ids: int, directory: str) -> dict[str, Any]:
     started = time.perf_counter()
-    learner = Learner()
+    learner = OnlineLearner()
     users = round(ids * USERS)
     items = ids - users
     _fill(learner, users, items)
@@ -185,7 +185,7 @@ class _Line:
     """
 
     def __init__(
-        self, learner: Learner, active: tuple[Rows, Rows], directory: Path
+        self, learner: OnlineLearner, active: tuple[Rows, Rows], directory: Path
     ) -> None:
         self.learner = learner
         self.events = 0
@@ -278,7 +278,7 @@ def _batches(users: Rows, items: Rows) -> Iterator[MicroBatch]:
         now_s += size * 0.01
 
 
-def _fill(learner: Learner, users: int, items: int) -> None:
+def _fill(learner: OnlineLearner, users: int, items: int) -> None:
     """Rows like those of a small learner that was trained, under as many ids as are
     wanted.
     """
@@ -294,12 +294,12 @@ def _fill(learner: Learner, users: int, items: int) -> None:
     learner.state.load_dense(dense, values)
 
 
-def _template(ids: int) -> Learner:
+def _template(ids: int) -> OnlineLearner:
     """A learner that was trained with as many users, and as many items."""
     rng = np.random.default_rng(0)
     users = rng.integers(0, ids, TEMPLATE_EVENTS).tolist()
     items = long_tailed(rng, ids, TEMPLATE_EVENTS, 0.6).tolist()
-    template = Learner()
+    template = OnlineLearner()
     user_ids = [f"u{user}" for user in users]
     item_ids = [f"i{item}" for item in items]
     streamer.Learner(template).learn(zip(user_ids, item_ids, strict=True))
@@ -307,7 +307,11 @@ def _template(ids: int) -> Learner:
 
 
 def _fill_kind(
-    learner: Learner, template: Learner, kind: str, size: int, name: str | None
+    learner: OnlineLearner,
+    template: OnlineLearner,
+    kind: str,
+    size: int,
+    name: str | None,
 ) -> None:
     """Repeat the rows of a kind, under new ids if the kind has a name of these."""
     rows = template.state.rows(kind)
@@ -331,7 +335,7 @@ def _measure_restart(directory: str) -> dict[str, Any]:
     """Seconds from opening the directory to the end of the first step."""
     streamer.Learner().learn([("u", "i")])  # kernels are loaded
     started = time.perf_counter()
-    learner = Learner()
+    learner = OnlineLearner()
     checkpointer = Checkpointer(CheckpointStore(directory), every_s=None)
     checkpointer.restore(learner, Sharing())
     restored_s = time.perf_counter() - started

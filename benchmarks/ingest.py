@@ -35,7 +35,7 @@ from streamer.event import EventDecoder, encode
 from streamer.ingest.batcher import Batcher, MicroBatch
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.reader import Reader, StopCondition
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.observer import Observer
 from streamer.settings import RunSettings
 from streamer.sources.embedded.log import EmbeddedLog
@@ -164,7 +164,7 @@ class _Line:
 
     def _train(self, batches: Iterable[MicroBatch]) -> float:
         """Seconds to learn from all events, given as batches in memory."""
-        learner = Learner(self._settings())
+        learner = OnlineLearner(self._settings())
         return sum(seconds(learner.learn_batch, batch) for batch in batches)
 
     def _run(self, **changes: Any) -> float:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from common import new_parser, report, rounded
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Rows
 from streamer.model.jit import njit_allocating
 from streamer.model.settings import LearnerSettings
@@ -84,8 +84,8 @@ def _each(sizes: dict[str, int], count: int) -> dict[str, float]:
     return {name: size / count for name, size in sizes.items()}
 
 
-def _learner(options: Namespace) -> Learner:
-    return Learner(
+def _learner(options: Namespace) -> OnlineLearner:
+    return OnlineLearner(
         max_users=NO_LIMIT,
         max_items=NO_LIMIT,
         optimizer=options.optimizer,
@@ -93,7 +93,7 @@ def _learner(options: Namespace) -> Learner:
     )
 
 
-def _learn(learner: Learner, users: Rows, items: Rows) -> None:
+def _learn(learner: OnlineLearner, users: Rows, items: Rows) -> None:
     size = PipelineSettings.batch_size
     for start in range(0, len(users), size):
         user_ids = [f"u{n:09}" for n in users[start : start + size].tolist()]

@@ -24,7 +24,7 @@ import torch
 from common import long_tailed, new_parser, numbers, report, rounded
 from processes import RESULT_S, RemoteObject, call_all, free_port
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.lockstep.group import Group, connect
 from streamer.lockstep.learner import LockstepLearner
 from streamer.model.settings import LearnerSettings
@@ -175,7 +175,7 @@ class Rank:
         self._options = options
         self._collectives_s: list[float] = []
         self._time_collectives()
-        self._learners: dict[Job, tuple[Learner, list[MicroBatch]]] = {}
+        self._learners: dict[Job, tuple[OnlineLearner, list[MicroBatch]]] = {}
 
     def train(self, job: Job) -> Measured:
         """Train the steps of a turn."""
@@ -199,9 +199,9 @@ class Rank:
     def close(self) -> None:
         self._group.close()
 
-    def _new_learner(self, job: Job) -> tuple[Learner, list[MicroBatch]]:
+    def _new_learner(self, job: Job) -> tuple[OnlineLearner, list[MicroBatch]]:
         settings = LearnerSettings(negatives=job.negatives)
-        learner = Learner(settings)
+        learner = OnlineLearner(settings)
         if self._group.parts > 1:
             learner = LockstepLearner(settings, self._group)
         batches = [self._batch(step, job.batch_size) for step in range(BATCHES)]

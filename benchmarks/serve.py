@@ -32,7 +32,7 @@ from processes import (
     streamer_process,
     wait_for,
 )
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.rows.id_table import packed
 from streamer.serve.settings import ServeSettings
 from streamer.snapshot.places import DirectoryPlace
@@ -208,11 +208,11 @@ def _publish(items: int, directory: Path, *, with_checkpoint: bool) -> None:
         learner.save(directory / "checkpoints")
 
 
-def learned(items: int) -> Learner:
+def learned(items: int) -> OnlineLearner:
     """A learner of that many items: few were learned, the others resemble one of the
     less popular of these each.
     """
-    learner = Learner(device="cpu")
+    learner = OnlineLearner(device="cpu")
     rng = np.random.default_rng(0)
     chosen = long_tailed(rng, LEARNED_ITEMS, LEARNED_EVENTS, 1.0).tolist()
     users = rng.integers(0, USERS, LEARNED_EVENTS).tolist()
@@ -231,7 +231,7 @@ def learned(items: int) -> Learner:
 
 
 def _similar_items(
-    learner: Learner, rows: Any, like: Any, rng: np.random.Generator
+    learner: OnlineLearner, rows: Any, like: Any, rng: np.random.Generator
 ) -> dict[str, Any]:
     """Rows under new ids, whose vectors resemble those of other rows."""
     arrays = learner.state.take("items", like)

@@ -21,7 +21,7 @@ from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.store import CacheStore, StoreStatus
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.settings import id_towers
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.sources.base import Partition
@@ -91,7 +91,7 @@ class StoreTrainer:
         towers = id_towers(
             dim=job.dim, optimizer="adam", cache_size=job.cache_size, device="cpu"
         )
-        self._learner = Learner(towers)
+        self._learner = OnlineLearner(towers)
         self._learner.state.items.rows(item_ids(job.items))
         self._learner.state.users.rows([f"user-{row}" for row in range(job.users)])
         self._learner.state.trainer.model.grow(job.users, job.items)

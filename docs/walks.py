@@ -45,7 +45,7 @@ from streamer.evaluation import EventSampler, Prequential
 from streamer.event import Decoded, EventDecoder, encode
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.pipeline import Pipeline
 from streamer.recommender import Recommendation, RecommendQuery
 from streamer.serve.service import RecommendRequest
@@ -305,7 +305,7 @@ def _warm_pipeline(
     with EmbeddedLog(directory) as log:
         log.create_topic(TOPIC, 1)
         log.append(TOPIC, [_record(k) for k in range(WARM_UP)])
-    learner = Learner(settings)
+    learner = OnlineLearner(settings)
     source = _WatchedSource(directory, TOPIC)
     source.seen = seen
     source.is_committed = threading.Event()

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from streamer.cache_store.store import CacheStore
     from streamer.evaluation import Prequential
     from streamer.event import EventDecoder
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.lockstep.group import Group
     from streamer.lockstep.pipeline import RankSources
     from streamer.pipeline import Pipeline
@@ -57,14 +57,14 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
 
         # in a group one thread each, so that sums do not depend on the machine
         torch.set_num_threads(settings.threads or 1)
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.snapshot import CheckpointStore
 
     # raises what is wrong with them, before the directory is made
     kafka_settings(settings)
     if settings.trainers is not None:
         return _rank_pipeline(settings)
-    learner = Learner(settings)
+    learner = OnlineLearner(settings)
     checkpoints = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
     store = None
     if settings.redis_url:
@@ -88,7 +88,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
 
 
 def assemble(
-    learner: Learner,
+    learner: OnlineLearner,
     make_source: Callable[[], Source],
     decoder: EventDecoder,
     dead_letters: DeadLetters,
@@ -211,7 +211,7 @@ def _rank_pipeline(settings: RunSettings) -> Pipeline:
     )
 
 
-def _prequential(settings: RunSettings, learner: Learner) -> Prequential | None:
+def _prequential(settings: RunSettings, learner: OnlineLearner) -> Prequential | None:
     if not settings.evaluation_share:
         return None
     from streamer.evaluation import EventSampler, Prequential
@@ -220,7 +220,7 @@ def _prequential(settings: RunSettings, learner: Learner) -> Prequential | None:
 
 
 def publisher(
-    settings: RunSettings, learner: Learner, group: Group | None = None
+    settings: RunSettings, learner: OnlineLearner, group: Group | None = None
 ) -> Publisher | None:
     """What brings servers the changes of a learner, from rank 0 of its group; None if
     nothing is published.

@@ -24,7 +24,7 @@ from streamer.errors import SourceUnavailable
 from streamer.evaluation import Prequential
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.reader import Reader
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.observer import Observer
 from streamer.metrics.status import Status, StatusReport
 from streamer.progress import Progress
@@ -49,7 +49,7 @@ class Pipeline:
     def __init__(
         self,
         reader: Reader,
-        learner: Learner,
+        learner: OnlineLearner,
         sharing: Sharing,
         progress: Progress,
         prequential: Prequential | None = None,

@@ -18,7 +18,7 @@ from streamer.errors import SourceUnavailable
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import Ingest
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot.checkpointer import Checkpointer, SaveStats
 
@@ -44,7 +44,7 @@ class Progress:
     def __init__(
         self,
         ingest: Ingest,
-        learner: Learner,
+        learner: OnlineLearner,
         sharing: Sharing,
         dead_letters: DeadLetters,
         checkpoints: Checkpointer | None = None,

@@ -13,7 +13,7 @@ from commands import Command
 from line_harness import until
 from serve_harness import Server, said, served, wait_until
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.lockstep.learner import OF_USERS
 from streamer.snapshot import SnapshotDirectory
 
@@ -83,7 +83,7 @@ class Ranks:
 
 def model(checkpoints: Path) -> dict[str, object]:
     """Everything that was learned, in an order that does not depend on ranks."""
-    learner = Learner.load(checkpoints)
+    learner = OnlineLearner.load(checkpoints)
     found: dict[str, object] = {
         n: a.tolist() for n, a in learner.state.dense()[0].items() if not n.startswith(OF_USERS)
     }
@@ -105,7 +105,7 @@ def assert_same_model(found: Path, expected: Path) -> None:
 
 def assert_served(server: Server, checkpoints: Path, generation: int) -> None:
     """What is served is what the checkpoint holds."""
-    learner = Learner.load(checkpoints)
+    learner = OnlineLearner.load(checkpoints)
     wait_until(lambda: server.step == (generation, learner.state.trainer.steps), "following")
     for user in [*learner.state.users.ids, "nobody"]:
         assert served(server.service, user) == said(learner, user)

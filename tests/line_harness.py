@@ -18,7 +18,7 @@ from memory_source import MemoryLog
 from streamer.cli.options import settings_options
 from streamer.event import encode
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Evaluator, Learner
+from streamer.learner import Evaluator, OnlineLearner
 from streamer.model.batch import Batch, Rows
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.settings import LearnerSettings, id_towers
@@ -86,7 +86,7 @@ def micro_batch(stream: Sequence[Event], **columns: Any) -> MicroBatch:
     return MicroBatch(users=[u for u, _ in stream], items=[i for _, i in stream], **columns)
 
 
-def learn_all(learner: Learner, stream: Sequence[Event], batch_size: int = 16) -> None:
+def learn_all(learner: OnlineLearner, stream: Sequence[Event], batch_size: int = 16) -> None:
     """Learn a stream in batches."""
     for start in range(0, len(stream), batch_size):
         learner.learn_batch(micro_batch(stream[start : start + batch_size]))
@@ -114,7 +114,7 @@ class Watch:
             evaluator(batch, chosen, candidates)
 
 
-def popularity_counts(learner: Learner) -> Counter[str]:
+def popularity_counts(learner: OnlineLearner) -> Counter[str]:
     """How often each item was trained, by the learner's own exact counts."""
     rows = learner.state.items.used
     counts = zip(learner.state.items.ids, learner.state.item_counts.counts(rows), strict=True)
@@ -129,7 +129,7 @@ def assert_same_arrays(found: dict[str, Any], expected: dict[str, Any]) -> None:
         assert found[name].tobytes() == array.tobytes(), name
 
 
-def whole_state(learner: Learner) -> tuple[dict[str, Any], dict[str, Any]]:
+def whole_state(learner: OnlineLearner) -> tuple[dict[str, Any], dict[str, Any]]:
     """A copy of everything that a learner has: arrays and plain values."""
     arrays = {}
     for kind in learner.state.kinds():
@@ -141,7 +141,7 @@ def whole_state(learner: Learner) -> tuple[dict[str, Any], dict[str, Any]]:
     return arrays | dense, values
 
 
-def assert_same_learner(found: Learner, expected: Learner) -> None:
+def assert_same_learner(found: OnlineLearner, expected: OnlineLearner) -> None:
     """Two learners are equal to the last bit, random states included."""
     (found_arrays, found_values), (arrays, values) = whole_state(found), whole_state(expected)
     assert_same_arrays(found_arrays, arrays)
@@ -158,7 +158,7 @@ def newest(directory: Path) -> Checkpoint:
 def assert_same_checkpoint(found: Checkpoint, expected: Checkpoint) -> None:
     """Two checkpoints hold the same model at the same place, to the last bit."""
     assert_same_arrays(found.arrays(), expected.arrays())
-    assert_same_learner(Learner.from_checkpoint(found), Learner.from_checkpoint(expected))
+    assert_same_learner(OnlineLearner.from_checkpoint(found), OnlineLearner.from_checkpoint(expected))
     for key in ("learner", "positions", "accounting", "settings"):
         assert found.meta[key] == expected.meta[key], key
 

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from line_harness import PATIENCE_S, Event, micro_batch, small
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.recommender import Recommender
 from streamer.serve.follower import Follower
 from streamer.serve.service import RecommendRequest, Service
@@ -36,8 +36,8 @@ def wait_until(happens: Callable[[], Any], what: str = "it") -> None:
 class Trainer:
     """Learns events and publishes what it learned, one snapshot after the other, without heartbeats."""
 
-    def __init__(self, place: Place | Path, learner: Learner | None = None, **settings: Any) -> None:
-        self.learner = learner or Learner(small(**settings))
+    def __init__(self, place: Place | Path, learner: OnlineLearner | None = None, **settings: Any) -> None:
+        self.learner = learner or OnlineLearner(small(**settings))
         self.offset, self.positions = 0, {CLICKS: 0}
         place = DirectoryPlace(place) if isinstance(place, Path) else place
         self.publisher = Publisher(self.learner.state, place, every_s=0.0, heartbeat_s=1e9)
@@ -152,7 +152,7 @@ def served(service: Service, user: str, k: int = 10, **options: Any) -> list[tup
     ]
 
 
-def said(learner: Learner, user: str, k: int = 10, exclude_seen: bool = True) -> list[tuple[str, float]]:
+def said(learner: OnlineLearner, user: str, k: int = 10, exclude_seen: bool = True) -> list[tuple[str, float]]:
     """What `streamer recommend` says."""
     recommender = Recommender(learner)
     found = recommender.recommend([recommender.user(user)], k, exclude_seen=exclude_seen)[0]

@@ -26,7 +26,7 @@ from streamer.cache_store.redis.admin import StoreAdmin
 from streamer.cache_store.redis.schema import Keys
 from streamer.cache_store.redis.server import RedisServer
 from streamer.cache_store.store import CacheStore
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.learner.checkpoint import checkpoint_settings
 from streamer.sharing.sharing import StoreSharing
 from streamer.snapshot import SnapshotDirectory
@@ -210,7 +210,7 @@ class Company:
         """The counts of a trainer that goes on from its last checkpoint."""
         checkpoint = SnapshotDirectory(self.directory / name).load()
         assert checkpoint is not None
-        learner = Learner(checkpoint_settings(checkpoint))
+        learner = OnlineLearner(checkpoint_settings(checkpoint))
         sharing = StoreSharing(learner, CacheStore(RedisServer(self.redis_url, Keys(self.model)), name))
         learner.state.restore(checkpoint.chunks(), checkpoint.arrays(), checkpoint.meta["learner"])
         sharing.restore(checkpoint.meta["sharing"], {})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 
 
 def keep(path: str) -> None:
@@ -13,12 +13,12 @@ def keep(path: str) -> None:
     they were counted, and the position of each of its partitions, as `topic[0]=90`.
     """
     journal = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    learn = Learner.learn_batch
+    learn = OnlineLearner.learn_batch
 
-    def noting_learn(self: Learner, batch: Any, evaluator: Any = None, counted: bool = True) -> Any:
+    def noting_learn(self: OnlineLearner, batch: Any, evaluator: Any = None, counted: bool = True) -> Any:
         learned = learn(self, batch, evaluator, counted)
         positions = [f" {partition}={batch.offsets[stop - 1] + 1}" for partition, _, stop in batch.origins]
         os.write(journal, f"{len(batch)} {counted:d}{''.join(positions)}\n".encode())
         return learned
 
-    Learner.learn_batch = noting_learn  # type: ignore[method-assign]
+    OnlineLearner.learn_batch = noting_learn  # type: ignore[method-assign]

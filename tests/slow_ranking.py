@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Batch
 
 
-def slow_hits(learner: Learner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None) -> list[bool]:
+def slow_hits(
+    learner: OnlineLearner, batch: Batch, known: int, k: int, excluded: list[set[int]] | None = None
+) -> list[bool]:
     """One event after the other: score every known item, look where the event's item stands."""
     hits = []
     vectors = learner.state.retriever.items(known).vectors

@@ -17,7 +17,7 @@ from streamer.cli.main import COMMANDS, cli
 from streamer.cli.options import COMMON, GroupedCommand, check_environment, settings_options
 from streamer.cli.run import run
 from streamer.errors import SettingsError
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.losses import METHODS
 from streamer.model.setting import parse_settings
 from streamer.model.settings import LearnerSettings, MethodSettings
@@ -132,10 +132,10 @@ def test_an_unknown_variable_is_refused_and_those_of_all_commands_are_known(monk
 
 
 def test_a_learner_in_python_has_the_settings_of_run():
-    assert Learner().settings == RunSettings().only(LearnerSettings) == LearnerSettings()
-    assert Learner(dim=4, method="bir").settings == LearnerSettings(dim=4, method="bir")
+    assert OnlineLearner().settings == RunSettings().only(LearnerSettings) == LearnerSettings()
+    assert OnlineLearner(dim=4, method="bir").settings == LearnerSettings(dim=4, method="bir")
     with pytest.raises(SettingsError, match="a learner has no setting 'rate': choose among"):
-        Learner(rate=0.1)
+        OnlineLearner(rate=0.1)
 
 
 def test_the_method_setting_offers_the_methods_that_exist():

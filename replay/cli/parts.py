@@ -34,7 +34,7 @@ from streamer.model.setting import Settings, setting
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.metrics.status import Status
     from streamer.pipeline import Pipeline
 
@@ -300,7 +300,7 @@ def fetch(url: str) -> Figures | None:
         return None
 
 
-def example_user(learner: Learner) -> str:
+def example_user(learner: OnlineLearner) -> str:
     """A user with many recent items, among the first ones; there is at least one user."""
     state = learner.state
     rows = state.users.used[:SAMPLED_USERS]

@@ -20,7 +20,7 @@ from streamer.cli.output import format_bytes, say
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.learner import Learner, State
+    from streamer.learner import OnlineLearner, State
     from streamer.model.batch import Floats
 
 BLOCK_ROWS = 1 << 15
@@ -98,7 +98,7 @@ def item_vectors(state: State) -> Floats:
     return found
 
 
-def user_vectors(learner: Learner) -> Floats:
+def user_vectors(learner: OnlineLearner) -> Floats:
     """[N, dim] the user tower's vectors, computed some at a time."""
     import numpy as np
 
@@ -113,7 +113,7 @@ def user_vectors(learner: Learner) -> Floats:
     return vectors
 
 
-def ranker_arrays(learner: Learner) -> dict[str, Any]:
+def ranker_arrays(learner: OnlineLearner) -> dict[str, Any]:
     """The ranker's weights, and the names of what they are for; none if the towers
     alone rank.
     """

@@ -22,7 +22,7 @@ from streamer.settings import RunSettings
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.model.popularity import ExactPopularity
 
 Report = dict[str, Any]
@@ -110,7 +110,7 @@ def inspect_checkpoints(directory: Path, top: int) -> Report:
     }
 
 
-def _influence(learner: Learner) -> list[Report]:
+def _influence(learner: OnlineLearner) -> list[Report]:
     """What decides the ranking, by the number of a user's recent items; of users evenly
     chosen, as of now.
     """

@@ -10,7 +10,7 @@ from streamer.errors import CheckpointError
 from streamer.settings import RunSettings
 
 if TYPE_CHECKING:
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.snapshot import Checkpoint
 
 CHECKPOINT = ("checkpoint_dir", "data_dir")
@@ -21,19 +21,19 @@ checkpoint_options = settings_options(
 """Which checkpoints to look at, with the options that `streamer run` was given."""
 
 
-def load(directory: Path) -> tuple[Checkpoint, Learner]:
+def load(directory: Path) -> tuple[Checkpoint, OnlineLearner]:
     """The newest valid checkpoint, and a learner on the CPU made of it, beside a
     trainer that may go on writing.
 
     Raises:
         CheckpointError: there is none, or none that this version can read.
     """
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.snapshot import SnapshotDirectory
 
     checkpoint = SnapshotDirectory(directory).load()
     if checkpoint is not None:
-        return checkpoint, Learner.from_checkpoint(checkpoint, device="cpu")
+        return checkpoint, OnlineLearner.from_checkpoint(checkpoint, device="cpu")
     raise no_checkpoint(directory)
 
 

@@ -34,7 +34,7 @@ from streamer.evaluation.ranking import (
 )
 from streamer.evaluation.shop import ShopWatch
 from streamer.evaluation.tally import Figure, Ranks, Tally
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Batch, Rows
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.features import TOWERS
@@ -153,7 +153,7 @@ class Prequential:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: OnlineLearner,
         sampler: EventSampler | None = None,
         tally: Tally | None = None,
         baselines: Sequence[Baseline] | None = None,

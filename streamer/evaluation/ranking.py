@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.evaluation.tally import MISS, Ranks
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Batch, Floats, Rows
 from streamer.model.jit import njit_allocating
 from streamer.model.ranking.candidates import Candidates
@@ -32,7 +32,7 @@ _NOTHING_SEEN = (np.empty(0, np.int64), np.empty(0, np.int32))
 class EventRanker:
     """Ranks events by a learner's model, and changes nothing in it."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: OnlineLearner) -> None:
         self._learner = learner
 
     def by_ranker(
@@ -93,7 +93,7 @@ class RankerWatch:
         k: length of the lists.
     """
 
-    def __init__(self, learner: Learner, k: int) -> None:
+    def __init__(self, learner: OnlineLearner, k: int) -> None:
         self._learner = learner
         self._k = k
         self._listed = deque[tuple[int, int]](maxlen=COLD_BATCHES)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from streamer.evaluation.tally import Ranks
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.composition import Doubles, Ranking
 from streamer.model.batch import Rows
 from streamer.model.ranking.candidates import Candidates
@@ -72,7 +72,7 @@ class ShopWatch:
         k: length of the lists.
     """
 
-    def __init__(self, learner: Learner, k: int) -> None:
+    def __init__(self, learner: OnlineLearner, k: int) -> None:
         self._state = learner.state
         self._k = k
         self._lists = deque[tuple[int, Rows]](maxlen=BATCHES)

@@ -17,14 +17,10 @@ from streamer.learner.learner import OnlineLearner
 from streamer.learner.state import State
 from streamer.learner.step import Evaluator, Learned, StepEvents, StepHistory
 
-Learner = OnlineLearner
-"""What most of the tree still calls it."""
-
 __all__ = [
     "Evaluator",
     "Eviction",
     "Learned",
-    "Learner",
     "OnlineLearner",
     "State",
     "StepEvents",

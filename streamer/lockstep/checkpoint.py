@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from streamer.accounting import Accounting
 from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner, State
+from streamer.learner import OnlineLearner, State
 from streamer.lockstep.group import Group
 from streamer.lockstep.seals import CheckpointSeals, Report
 from streamer.sharing.sharing import Sharing
@@ -102,7 +102,7 @@ class RankCheckpointer(Checkpointer):
             return found
         return SnapshotDirectory(self._directory).load_number(number)
 
-    def _put(self, learner: Learner, found: Checkpoint) -> None:
+    def _put(self, learner: OnlineLearner, found: Checkpoint) -> None:
         """Put what all share into the learner, and the users of our partitions,
         whichever rank had them.
         """
@@ -122,14 +122,14 @@ class RankCheckpointer(Checkpointer):
 
     # saving ----------------------------------------------------------------------------------------------------------
 
-    def _kinds(self, learner: Learner) -> tuple[str, ...]:
+    def _kinds(self, learner: OnlineLearner) -> tuple[str, ...]:
         if self._group.rank == 0:
             return learner.state.kinds()
         return ("users",)
 
     def save(
         self,
-        learner: Learner,
+        learner: OnlineLearner,
         sharing: Sharing,
         accounting: Accounting,
         offsets: OffsetSnapshot,

@@ -12,7 +12,7 @@ import torch
 
 from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner, StepEvents, StepHistory
+from streamer.learner import OnlineLearner, StepEvents, StepHistory
 from streamer.learner.features import FeatureColumn
 from streamer.learner.learner import event_weights
 from streamer.lockstep.events import (
@@ -42,7 +42,7 @@ OF_USERS = ("users.", "clock.", "items.retired.")
 """Dense state that depends on which users a rank has begins with these."""
 
 
-class LockstepLearner(Learner):
+class LockstepLearner(OnlineLearner):
     """Learns from this rank's part of each step, together with the other ranks.
 
     Ranks gather what the others read, and add up what all have computed. Everything

@@ -14,7 +14,7 @@ from streamer.cache_store.store import CacheStore
 from streamer.cache_store.table import Piece
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learned, Learner
+from streamer.learner import Learned, OnlineLearner
 from streamer.lockstep.group import Group
 from streamer.sharing.sharing import LearnPart, StoreSharing, as_sharing_error
 from streamer.snapshot.frames import NO_ROWS, Arrays, RowChunk, pack_chunk, unpack_chunk
@@ -31,7 +31,7 @@ class GroupSharing(StoreSharing):
         group: the ranks.
     """
 
-    def __init__(self, learner: Learner, store: CacheStore, group: Group) -> None:
+    def __init__(self, learner: OnlineLearner, store: CacheStore, group: Group) -> None:
         super().__init__(learner, store)
         self._group = group
         self._learned: tuple[list[list[Any]], Learned] | None = None

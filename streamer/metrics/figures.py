@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from streamer.evaluation import Prequential
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.metrics.status import Status
 
 
@@ -80,7 +80,7 @@ def _number_at(status: Status, path: str) -> float | None:
     return None if found is None else float(found)
 
 
-def limit_figures(learner: Learner) -> Values:
+def limit_figures(learner: OnlineLearner) -> Values:
     """How many ids there may be, how old they get, and how many went."""
     state = learner.state
     eviction = learner.eviction
@@ -99,7 +99,7 @@ def limit_figures(learner: Learner) -> Values:
     return found
 
 
-def memory_figures(learner: Learner) -> Values:
+def memory_figures(learner: OnlineLearner) -> Values:
     """The bytes that each part of the state takes."""
     sizes = Counter(dict.fromkeys(MEMORY, 0))
     for kind, parts in learner.state.memory().items():

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from streamer.dead_letters.base import DeadLetter
     from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.metrics.status import Status
 
 KEPT_LETTERS = 20
@@ -61,7 +61,7 @@ class Monitor(Observer):
         self.timeline = Timeline(_COLUMNS)
         self._letters: deque[tuple[float, DeadLetter]] = deque(maxlen=KEPT_LETTERS)
         self._prequential: Prequential | None = None
-        self._learner: Learner | None = None
+        self._learner: OnlineLearner | None = None
         self._ranked_s = 0.0
         self._delay_s: float | None = None
         histogram = self.instruments.histogram
@@ -81,7 +81,7 @@ class Monitor(Observer):
 
     # what the line reports ------------------------------------------------------------
 
-    def begin(self, learner: Learner, prequential: Prequential | None) -> None:
+    def begin(self, learner: OnlineLearner, prequential: Prequential | None) -> None:
         self._learner = learner
         self._prequential = prequential
         self._ranked_s = prequential.seconds if prequential is not None else 0.0

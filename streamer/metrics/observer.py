@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from streamer.evaluation import Prequential
     from streamer.ingest.batcher import MicroBatch
-    from streamer.learner import Learner
+    from streamer.learner import OnlineLearner
     from streamer.metrics.status import Status
 
 _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -19,7 +19,7 @@ _NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 class Observer:
     """Listens to nothing; the base of those that do."""
 
-    def begin(self, learner: Learner, prequential: Prequential | None) -> None:
+    def begin(self, learner: OnlineLearner, prequential: Prequential | None) -> None:
         """A line is going to run."""
 
     def beat(self) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.composition import EMPTY, Composition, Point, Ranking, curve
 from streamer.model.batch import Rows
 
@@ -58,7 +58,7 @@ class SamplerReporter:
     """
 
     def __init__(
-        self, learner: Learner, clock: Callable[[], float] = time.monotonic
+        self, learner: OnlineLearner, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._state = learner.state
         self._clock = clock

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from streamer.evaluation import BestBaseline, Prequential, TowersShare
     from streamer.evaluation.shop import ShopReport
     from streamer.ingest.ingest import Ingest
-    from streamer.learner import Learned, Learner
+    from streamer.learner import Learned, OnlineLearner
     from streamer.limits import Limits
     from streamer.model.kernels.spec import LossOutcome
     from streamer.progress import Progress
@@ -178,7 +178,7 @@ class StatusReport:
 
     def __init__(
         self,
-        learner: Learner,
+        learner: OnlineLearner,
         ingest: Ingest,
         sharing: Sharing,
         progress: Progress,

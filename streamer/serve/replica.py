@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from streamer.errors import CorruptCheckpoint
-from streamer.learner import Learner, checkpoint_settings
+from streamer.learner import OnlineLearner, checkpoint_settings
 from streamer.model.batch import Rows
 from streamer.model.rows.by_rows import Arrays
 from streamer.recommender import Recommender
@@ -34,7 +34,7 @@ class Replica:
     def __init__(self, state: Checkpoint, exact_items: int = EXACT_ITEMS) -> None:
         settings = checkpoint_settings(state)
         # it needs no optimizer state
-        self.learner = Learner(
+        self.learner = OnlineLearner(
             dataclasses.replace(settings, device="cpu", optimizer="sgd")
         )
         learned = self.learner.state

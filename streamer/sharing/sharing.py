@@ -24,7 +24,7 @@ from streamer.cache_store.table import Piece
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch
 from streamer.ingest.ingest import Owner
-from streamer.learner import Learned, Learner
+from streamer.learner import Learned, OnlineLearner
 from streamer.model.batch import Rows
 from streamer.sources.base import Partition, Positions
 
@@ -103,7 +103,7 @@ class StoreSharing(Sharing):
     this. The store's table is one of the parts that the learner keeps by item rows.
     """
 
-    def __init__(self, learner: Learner, store: CacheStore) -> None:
+    def __init__(self, learner: OnlineLearner, store: CacheStore) -> None:
         self._learner = learner
         self._store = store
         self._shared = store.shared

@@ -17,7 +17,7 @@ import torch
 from streamer.accounting import Accounting
 from streamer.errors import CheckpointError, CorruptCheckpoint, Superseded
 from streamer.ingest.offsets import OffsetLedger, OffsetSnapshot
-from streamer.learner import Learner, checkpoint_meta
+from streamer.learner import OnlineLearner, checkpoint_meta
 from streamer.model.rows.changes import ChangedRows
 from streamer.model.settings import LearnerSettings
 from streamer.sharing.sharing import Sharing
@@ -106,7 +106,7 @@ class Checkpointer:
 
     # resuming -------------------------------------------------------------------------
 
-    def restore(self, learner: Learner, sharing: Sharing) -> Restored:
+    def restore(self, learner: OnlineLearner, sharing: Sharing) -> Restored:
         """Put learner and sharing in the state of the newest whole checkpoint, and
         return the rest of it.
 
@@ -143,7 +143,7 @@ class Checkpointer:
         self._origin = str(self._start_from.resolve())
         return _load_chosen(self._store, self._start_from)
 
-    def _put(self, learner: Learner, found: Checkpoint) -> None:
+    def _put(self, learner: OnlineLearner, found: Checkpoint) -> None:
         learner.state.restore(found.chunks(), found.arrays(), found.meta["learner"])
 
     # saving ---------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class Checkpointer:
 
     def save(
         self,
-        learner: Learner,
+        learner: OnlineLearner,
         sharing: Sharing,
         accounting: Accounting,
         offsets: OffsetSnapshot,
@@ -251,7 +251,7 @@ class Checkpointer:
         capture.seconds += time.perf_counter() - started
         self.advance()
 
-    def _begin_capture(self, learner: Learner, is_base: bool) -> Capture:
+    def _begin_capture(self, learner: OnlineLearner, is_base: bool) -> Capture:
         if self._changed is None:
             self._changed = learner.state.changes.reader()
         for kind, rows in self._unsafe.items():
@@ -279,7 +279,7 @@ class Checkpointer:
         self._stats.seconds = self._clock() - taken_at
         self._stats.problem = None
 
-    def _kinds(self, learner: Learner) -> tuple[str, ...]:
+    def _kinds(self, learner: OnlineLearner) -> tuple[str, ...]:
         """The kinds of rows that are saved here."""
         return learner.state.kinds()
 

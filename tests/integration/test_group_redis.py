@@ -14,7 +14,7 @@ from redis_harness import counted
 from servers.redis import RedisServer
 
 from streamer.event import encode
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = pytest.mark.servers
@@ -51,4 +51,4 @@ def test_a_group_counts_once_and_receives_what_others_count(redis_server: RedisS
     ranks = Ranks(tmp_path / "log", tmp_path / "ours", 2, *often)
     assert ranks.wait_all() == [0, 0], ranks.errors(0) + ranks.errors(1)
     assert counted(redis_server.url, name) == elsewhere + ours
-    assert popularity_counts(Learner.load(tmp_path / "ours")) == elsewhere + ours
+    assert popularity_counts(OnlineLearner.load(tmp_path / "ours")) == elsewhere + ours

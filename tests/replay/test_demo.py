@@ -19,7 +19,7 @@ from servers.process import free_ports
 
 from streamer.evaluation import LINE_BASELINES, EventSampler, Prequential, Tally
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.settings import LearnerSettings
 from streamer.replay.cli.demo import DemoSettings, demo_plan, next_commands, summary
 from streamer.replay.cli.parts import child
@@ -74,7 +74,7 @@ def test_every_event_is_learned_and_what_came_of_it_is_reported(figures: dict[st
 def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path: Path):
     """The learner of the demo, with as many events of each batch ranked on every machine."""
     settings = demo_plan(DemoSettings(events=512), tmp_path).trainer
-    learner = Learner(settings.only(LearnerSettings))
+    learner = OnlineLearner(settings.only(LearnerSettings))
     test = Prequential(learner, EventSampler(time_share=None), Tally(window=1000))
     chunks = iter(SyntheticStream())
     while test.events < 24_000:

@@ -14,7 +14,7 @@ from serve_harness import Server, Trainer, said, served, wait_until
 import streamer
 from streamer.event import NO_USER, Features
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.serve.service import RecommendRequest
 from streamer.settings import RunSettings
 
@@ -23,7 +23,7 @@ Said = tuple[str, str, Features | None]
 DESCRIBED: dict[str, Any] = {"item_features": ("brand",), "recent_items": 4}
 
 
-def learn(learner: Learner, stream: list[Said], batch_size: int = 16) -> None:
+def learn(learner: OnlineLearner, stream: list[Said], batch_size: int = 16) -> None:
     for start in range(0, len(stream), batch_size):
         part = stream[start : start + batch_size]
         batch = MicroBatch(
@@ -45,19 +45,19 @@ def catalogue(*items: str, **features: str) -> list[Said]:
     return [(NO_USER, item, dict(features)) for item in items]
 
 
-def vector(learner: Learner, item: str) -> np.ndarray:
+def vector(learner: OnlineLearner, item: str) -> np.ndarray:
     row = learner.state.items.row_of(item)
     assert row is not None
     return learner.state.retriever.items(row + 1).vectors[row].numpy().copy()
 
 
-def recommended(learner: Learner, user: str = "u1") -> set[str]:
+def recommended(learner: OnlineLearner, user: str = "u1") -> set[str]:
     return {found.item for found in streamer.Learner(learner).recommend(user, 1000)}
 
 
 class TestUntouchedItems:
     def test_with_features_an_item_can_be_recommended_before_anyone_has_had_it(self):
-        learner = Learner(small(**DESCRIBED))
+        learner = OnlineLearner(small(**DESCRIBED))
         learn(learner, interactions())
         assert "new" not in recommended(learner)
         learn(learner, catalogue("new", brand="b1", title="New!"))
@@ -68,7 +68,7 @@ class TestUntouchedItems:
         assert "new" in recommended(learner)
 
     def test_it_has_the_vector_of_its_features_until_somebody_had_it(self):
-        learner = Learner(small(**DESCRIBED))
+        learner = OnlineLearner(small(**DESCRIBED))
         learn(learner, interactions())
         learn(learner, catalogue("one", "two", brand="b1") + catalogue("three", brand="b0"))
         row = learner.state.vocabulary("item.brand").row_of("b1")
@@ -82,7 +82,7 @@ class TestUntouchedItems:
     @pytest.mark.parametrize("said", [{}, {"title": "New!"}, {"colour": "red"}], ids=str)
     @pytest.mark.parametrize("rerank", [True, False])
     def test_without_features_that_the_model_uses_it_waits_for_its_first_event(self, said: Features, rerank: bool):
-        learner = Learner(small(**DESCRIBED, rerank=rerank))
+        learner = OnlineLearner(small(**DESCRIBED, rerank=rerank))
         learn(learner, [*interactions(), (NO_USER, "new", said)])
         assert "new" not in recommended(learner) | recommended(learner, "nobody")
         assert len(learner.state.cold_items) == 0
@@ -91,7 +91,7 @@ class TestUntouchedItems:
 
     def test_what_an_event_says_of_its_own_item_does_not_give_it_away(self):
         """An item that comes with its features in its first event was not known before it."""
-        learner, seen = Learner(small(**DESCRIBED)), []
+        learner, seen = OnlineLearner(small(**DESCRIBED)), []
 
         class Look:
             def choose(self, count: int) -> np.ndarray:
@@ -105,7 +105,7 @@ class TestUntouchedItems:
         assert seen == [[-1]]
 
     def test_the_ranker_learns_from_first_events_of_described_items(self):
-        with_catalogue, without = Learner(small(**DESCRIBED)), Learner(small(**DESCRIBED))
+        with_catalogue, without = OnlineLearner(small(**DESCRIBED)), OnlineLearner(small(**DESCRIBED))
         stream = interactions()
         for learner, first in ((with_catalogue, catalogue(*(f"i{n}" for n in range(20)), brand="b1")), (without, [])):
             learn(learner, first + stream)
@@ -113,7 +113,7 @@ class TestUntouchedItems:
         assert not np.allclose(ours, theirs)
 
     def test_limits_hold_while_a_catalogue_is_read(self):
-        learner = Learner(small(**DESCRIBED, max_items=20))
+        learner = OnlineLearner(small(**DESCRIBED, max_items=20))
         learn(learner, catalogue(*(f"n{k}" for k in range(200)), brand="b1"))
         assert len(learner.state.items) <= 20 + 16  # a batch of new ones comes before what is over the limit goes
         assert set(learner.state.items.ids) == {f"n{k}" for k in range(200 - len(learner.state.items), 200)}
@@ -122,7 +122,7 @@ class TestUntouchedItems:
 
 class TestDeletion:
     def test_a_deleted_item_is_forgotten_with_all_that_was_said_of_it(self):
-        learner = Learner(small(**DESCRIBED))
+        learner = OnlineLearner(small(**DESCRIBED))
         learn(learner, [*interactions(), *catalogue("new", brand="b1", title="New!")])
         learn(learner, [(NO_USER, "new", None), (NO_USER, "i0", None), (NO_USER, "never heard of", None)])
         assert not {"new", "i0"} & recommended(learner)
@@ -161,7 +161,7 @@ class Slow:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ONE, min_size=1, max_size=24), st.integers(1, 24))
 def test_however_a_stream_is_cut_what_is_known_equals_event_by_event(stream: list[Said], batch_size: int):
-    learner, slow = Learner(small(**DESCRIBED)), Slow(stream)
+    learner, slow = OnlineLearner(small(**DESCRIBED)), Slow(stream)
     learn(learner, stream, batch_size)
     assert set(learner.state.items.ids) == set(slow.said)
     assert +popularity_counts(learner) == slow.counts
@@ -179,11 +179,11 @@ def test_a_checkpoint_holds_the_catalogue_and_a_restart_goes_on_as_if_nothing_ha
     tmp_path, monkeypatch, looked_at: int
 ):
     monkeypatch.setattr("streamer.learner.candidates.MAX_COLD_ITEMS", looked_at)
-    learner = Learner(small(**DESCRIBED))
+    learner = OnlineLearner(small(**DESCRIBED))
     stream = [*interactions(), *catalogue(*(f"n{k}" for k in range(30)), brand="b1", title="Ünïcode")]
     learn(learner, stream)
     learner.save(tmp_path)
-    again = Learner.load(tmp_path)
+    again = OnlineLearner.load(tmp_path)
     np.testing.assert_array_equal(again.state.cold_items, learner.state.cold_items)
     assert len(again.state.titles) == 30
     assert_same_learner(again, learner)

@@ -22,7 +22,7 @@ from streamer.cli import export as export_module
 from streamer.cli.loading import load
 from streamer.cli.main import cli
 from streamer.errors import CheckpointError, StreamerError
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.composition import Ranking
 from streamer.model.batch import Batch
 from streamer.model.ranking.features import BUCKETS, FEATURES
@@ -58,7 +58,7 @@ class Trained:
     def directory(self) -> Path:
         return self.data_dir / "checkpoints"
 
-    def learner(self) -> Learner:
+    def learner(self) -> OnlineLearner:
         return load(self.directory)[1]
 
 
@@ -142,7 +142,7 @@ def slow_scores(trained: Trained, user: str) -> dict[str, float]:
     return scores
 
 
-def slow_query(learner: Learner, recent: list[int]) -> np.ndarray:
+def slow_query(learner: OnlineLearner, recent: list[int]) -> np.ndarray:
     """A user's vector, from that of the last items."""
     model = learner.state.trainer.model
     table = model.item.tables["item.id"].weight.detach().numpy()

@@ -22,7 +22,7 @@ from line_harness import (
     popularity_counts,
 )
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.snapshot import SnapshotDirectory
 from streamer.sources.base import Partition
 from streamer.sources.embedded.log import EmbeddedLog
@@ -80,7 +80,7 @@ def test_every_item_was_trained_as_often_as_it_was_written(zygote, tmp_path):
     arguments = ["run", "--data-dir", tmp_path, *TINY, "--until-end", "--checkpoint-every-events", "200"]
     zygote.summary_after_kills(arguments, random.Random(7), longest_s=0.3)
     saved = newest(tmp_path / "checkpoints")
-    assert popularity_counts(Learner.from_checkpoint(saved)) == trained_items(values)
+    assert popularity_counts(OnlineLearner.from_checkpoint(saved)) == trained_items(values)
     positions = {Partition(topic, number): offset for topic, number, offset in saved.meta["positions"]}
     assert committed_positions(tmp_path) == positions
 

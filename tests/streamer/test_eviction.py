@@ -15,7 +15,7 @@ from slow_candidates import SlowCoOccurrence
 from streamer.accounting import Accounting
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder, EventSettings
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.learner.eviction import MAX_AT_ONCE
 from streamer.model.ranking.windows import LONG_WINDOW
 from streamer.model.rows.tables import EmbeddingTable
@@ -38,9 +38,9 @@ def limited(**changes: object) -> LearnerSettings:
     return small(item_features=("brand",), **LIMITS | changes)
 
 
-def copy_of(learner: Learner) -> Learner:
+def copy_of(learner: OnlineLearner) -> OnlineLearner:
     """Another learner, put together from rows in slices, and from what is dense."""
-    other = Learner(learner.settings)
+    other = OnlineLearner(learner.settings)
     other.state.retired.pace = learner.state.retired.pace
     for kind in learner.state.kinds():
         rows = learner.state.rows(kind)
@@ -63,7 +63,7 @@ class Slow:
         self.counts, self.drawn, self.lately = Counter(), Counter(), deque(maxlen=LONG_WINDOW)
         self.pairs = SlowCoOccurrence(settings.co_occurring_items)
 
-    def evict(self, learner: Learner) -> None:
+    def evict(self, learner: OnlineLearner) -> None:
         limits = {"users": LIMITS["max_users"], "items": LIMITS["max_items"], "item.brand": LIMITS["max_categories"]}
         ttl_s = {"users": self.settings.user_ttl_s, "items": self.settings.item_ttl_s}
         vocabulary = {
@@ -119,7 +119,7 @@ class Slow:
 class Eviction(RuleBasedStateMachine):
     @initialize(pace=st.sampled_from([1, 2, 32]), ttl_s=st.sampled_from([0, 0, 40]))
     def begin(self, pace, ttl_s):
-        self.learner = Learner(limited(user_ttl_s=2 * ttl_s, item_ttl_s=ttl_s))
+        self.learner = OnlineLearner(limited(user_ttl_s=2 * ttl_s, item_ttl_s=ttl_s))
         self.learner.state.retired.pace = pace
         self.slow, self.twin = Slow(self.learner.settings), copy_of(self.learner)
 
@@ -203,7 +203,7 @@ class Eviction(RuleBasedStateMachine):
             assert_same_learner(self.twin, self.learner)
 
 
-def new_lines(learner: Learner, name: str, rows: np.ndarray) -> np.ndarray:
+def new_lines(learner: OnlineLearner, name: str, rows: np.ndarray) -> np.ndarray:
     table = learner.state.trainer.model.tables[name]
     return EmbeddingTable(table.dim, table.slots, table.std, table.seed, table.lines.device).take(rows)["lines"]
 
@@ -213,7 +213,7 @@ TestEviction.settings = settings(max_examples=25, stateful_step_count=25, deadli
 
 
 def test_rows_do_not_exceed_the_limits_by_more_than_a_little():
-    learner = Learner(small(max_users=128, max_items=256))
+    learner = OnlineLearner(small(max_users=128, max_items=256))
     for k in range(200):
         learner.learn_batch(micro_batch([(f"u{k}-{n}", f"i{k}-{n}") for n in range(16)]))
     assert len(learner.state.users) <= learner.state.users.size <= 128 + 16
@@ -224,16 +224,16 @@ def test_rows_do_not_exceed_the_limits_by_more_than_a_little():
 
 def test_limits_of_a_checkpoint_hold_on_another_machine(monkeypatch):
     monkeypatch.setattr("streamer.limits.machine_memory", lambda: 10**9)
-    learner = Learner(small())
+    learner = OnlineLearner(small())
     learn_all(learner, events(32))
     assert 10**5 < learner.state.limits.items < learner.state.limits.users < 10**7
     monkeypatch.setattr("streamer.limits.machine_memory", lambda: 10**12)
     assert copy_of(learner).state.limits == learner.state.limits
-    assert Learner(small(max_users=7)).state.limits.users == 7
+    assert OnlineLearner(small(max_users=7)).state.limits.users == 7
 
 
 def test_many_ids_go_at_once_only_when_many_came():
-    learner = Learner(small(max_items=10 * MAX_AT_ONCE, item_ttl_s=10))
+    learner = OnlineLearner(small(max_items=10 * MAX_AT_ONCE, item_ttl_s=10))
     ids = [f"i{n}" for n in range(3 * MAX_AT_ONCE)]
     learner.learn_batch(micro_batch([("u", item) for item in ids], timestamps_s=[1.0] * len(ids)))
     for _ in range(4):
@@ -243,7 +243,7 @@ def test_many_ids_go_at_once_only_when_many_came():
 
 
 def test_time_of_one_absurd_event_makes_nothing_go():
-    learner = Learner(small(item_ttl_s=10))
+    learner = OnlineLearner(small(item_ttl_s=10))
     stream = [("u", item) for item in ("tea", "milk", "beer")]
     for k in range(3):
         learner.learn_batch(micro_batch(stream, timestamps_s=[k, 2**31 - 1, k]))
@@ -252,7 +252,7 @@ def test_time_of_one_absurd_event_makes_nothing_go():
 
 class TestAdmission:
     def test_events_of_ids_that_came_once_are_left_out_and_counted(self):
-        learner, accounting = Learner(small(admit_after=2)), Accounting()
+        learner, accounting = OnlineLearner(small(admit_after=2)), Accounting()
         for k in range(20):
             batch = micro_batch([("ann", "tea"), *[(f"bot-{k}-{n}", f"junk-{k}-{n}") for n in range(10)]])
             for stretch in learner.split_catalogue_events(batch):
@@ -264,7 +264,7 @@ class TestAdmission:
         assert Accounting.from_json(accounting.to_json()) == accounting
 
     def test_a_restart_admits_the_same(self):
-        learner = Learner(small(admit_after=3))
+        learner = OnlineLearner(small(admit_after=3))
         learn_all_admitted(learner, events(60, users=30, items=90))
         other = copy_of(learner)
         for one in (learner, other):
@@ -273,7 +273,7 @@ class TestAdmission:
         assert_same_learner(other, learner)
 
 
-def learn_all_admitted(learner: Learner, stream: list[tuple[str, str]]) -> None:
+def learn_all_admitted(learner: OnlineLearner, stream: list[tuple[str, str]]) -> None:
     for start in range(0, len(stream), 8):
         for stretch in learner.split_catalogue_events(micro_batch(stream[start : start + 8])):
             learner.learn_batch(stretch)
@@ -281,7 +281,7 @@ def learn_all_admitted(learner: Learner, stream: list[tuple[str, str]]) -> None:
 
 class TestDeletions:
     def test_an_item_goes_after_what_came_before_and_is_new_after(self):
-        learner, sizes = Learner(small()), []
+        learner, sizes = OnlineLearner(small()), []
         batch = micro_batch(
             [("ann", "tea"), ("bob", "milk"), ("", "tea"), ("ann", "beer"), ("ann", "tea"), ("", "beer")]
         )

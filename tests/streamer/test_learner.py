@@ -24,7 +24,7 @@ from line_harness import (
 
 import streamer
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.losses import METHODS
 from streamer.model.settings import LearnerSettings
 from streamer.model.towers import TouchedTable
@@ -55,13 +55,13 @@ def featured(stream: list[tuple[str, str]], seed: int = 0) -> Any:
     return micro_batch(stream, user_features=users, item_features=items)
 
 
-def all_finite(learner: Learner) -> bool:
+def all_finite(learner: OnlineLearner) -> bool:
     return all(np.isfinite(array).all() for array in whole_state(learner)[0].values())
 
 
 class TestLearning:
     def test_new_ids_are_learned_from_their_first_event(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         first = learner.learn_batch(micro_batch([("ann", "tea"), ("bob", "milk"), ("ann", "milk")]))
         assert (first.new_users, first.new_items) == (2, 2)
         assert learner.state.users.ids == ["ann", "bob"]
@@ -75,7 +75,7 @@ class TestLearning:
         assert not torch.equal(learner.state.trainer.model.tables["item.id"].weight[:2], weights)
 
     def test_an_event_sees_its_users_earlier_events_also_of_the_same_batch(self):
-        learner, seen = Learner(small()), []
+        learner, seen = OnlineLearner(small()), []
         learner.learn_batch(micro_batch([("ann", "tea")]))
         look = Watch(lambda batch, _: seen.append(batch))
         learner.learn_batch(micro_batch([("ann", "milk"), ("bob", "tea"), ("ann", "rum")]), look)
@@ -85,21 +85,21 @@ class TestLearning:
     def test_it_learns(self):
         """What follows what is learned: the loss on a pattern falls far below that of guessing."""
         pairs = [(f"u{k}", f"{side}{k % 8}") for k in range(600) for side in "ab"]
-        learner, losses = Learner(small("ssl-pop")), []
+        learner, losses = OnlineLearner(small("ssl-pop")), []
         for start in range(0, len(pairs), 40):
             losses.append(float(learner.learn_batch(micro_batch(pairs[start : start + 40])).step.loss))
         assert np.mean(losses[-5:]) < 0.7 * np.mean(losses[:2])
 
     def test_the_cache_holds_what_was_resampled(self):
-        learner = Learner(small("xir", cache_size=16))
+        learner = OnlineLearner(small("xir", cache_size=16))
         learn_all(learner, events(200))
         assert len(learner.state.cache) == 16
         assert learner.state.cache.max() < len(learner.state.items)
-        assert len(Learner(small("bir")).state.cache) == 0
+        assert len(OnlineLearner(small("bir")).state.cache) == 0
 
     @pytest.mark.parametrize("method", STREAMING)
     def test_batches_of_one_event_or_of_one_item_train_without_nan(self, method):
-        learner = Learner(small(method))
+        learner = OnlineLearner(small(method))
         only_item = [micro_batch([(f"u{k}", "the only one") for k in range(16)])] * 5
         batches = [*only_item, micro_batch([("u", "another")] * 16), *(micro_batch([event]) for event in events(40))]
         losses = [float(learner.learn_batch(batch).step.loss) for batch in batches]
@@ -109,7 +109,7 @@ class TestLearning:
     def test_all_wrong_settings_are_reported_at_once(self):
         wrong = small(cache_size=-1, cache_scope="some", popularity="guess", history=0)
         with pytest.raises(SettingsError) as caught:
-            Learner(wrong)
+            OnlineLearner(wrong)
         for name in ("cache-size", "cache-scope", "popularity", "history"):
             assert name in str(caught.value)
 
@@ -119,7 +119,7 @@ class TestNotFinite:
 
     @pytest.mark.parametrize("method", STREAMING)
     def test_it_does_not_spread_and_the_next_step_learns_again(self, method):
-        learner = Learner(small(method))
+        learner = OnlineLearner(small(method))
         learn_all(learner, events(200))
         learner.state.trainer.model.tables["item.id"].weight[3, 1] = float("nan")
         losses = [float(learner.learn_batch(micro_batch(events(40, seed=k))).step.loss) for k in range(5)]
@@ -129,7 +129,7 @@ class TestNotFinite:
         assert min(losses[1:]) > 0
 
     def test_a_gradient_whose_square_is_infinite_leaves_its_row_as_it_is(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         learn_all(learner, events(100))
         table, before = (
             learner.state.trainer.model.tables["item.id"],
@@ -147,18 +147,18 @@ class TestNotFinite:
         assert int(learner.state.trainer.not_finite) == 1
 
     def test_it_is_never_saved_and_the_checkpoint_before_stays(self, tmp_path):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         learn_all(learner, events(100))
         learner.save(tmp_path)
-        good = Learner.load(tmp_path)
+        good = OnlineLearner.load(tmp_path)
         learner.state.trainer.model.tables["item.id"].weight[3, 1] = float("inf")
         with pytest.raises(CheckpointError, match=r"1 of [\d,]+ numbers in items/table.lines are not finite"):
             learner.save(tmp_path)
-        assert_same_learner(Learner.load(tmp_path), good)
+        assert_same_learner(OnlineLearner.load(tmp_path), good)
 
 
 class TestFeatures:
-    def codes(self, learner: Learner, item: str) -> dict[str, str | None]:
+    def codes(self, learner: OnlineLearner, item: str) -> dict[str, str | None]:
         """What is known of an item's categories."""
         row = np.array([learner.state.items.row_of(item)])
         found = {}
@@ -167,14 +167,14 @@ class TestFeatures:
             found[name] = learner.state.vocabulary(f"item.{name}").id_of(code) if code else None
         return found
 
-    def price(self, learner: Learner, item: str) -> float:
+    def price(self, learner: OnlineLearner, item: str) -> float:
         return float(learner.state.trainer.model.item.features.state()["numbers"][learner.state.items.row_of(item), 0])
 
-    def learn_batch(self, learner: Learner, *given: tuple[str, dict[str, Any] | None]) -> None:
+    def learn_batch(self, learner: OnlineLearner, *given: tuple[str, dict[str, Any] | None]) -> None:
         learner.learn_batch(micro_batch([("u", item) for item, _ in given], item_features=[f for _, f in given]))
 
     def test_what_an_event_says_is_known_and_what_it_does_not_say_stays(self):
-        learner = Learner(small(**FEATURES))
+        learner = OnlineLearner(small(**FEATURES))
         self.learn_batch(learner, ("tea", None))
         assert self.codes(learner, "tea") == {"brand": None, "colour": None}
         self.learn_batch(learner, ("tea", {"brand": "x", "price": 2.5}))
@@ -189,7 +189,7 @@ class TestFeatures:
     @pytest.mark.parametrize(("value", "number"), [(2.5, 2.5), ("7", 7.0), ("true", 1.0), ("false", 0.0)])
     def test_a_numeric_feature_is_a_number_or_left_as_it_was(self, value, number):
         """Integers come as text, as they may be categories; what is no finite number must not reach a tower."""
-        learner = Learner(small(**FEATURES))
+        learner = OnlineLearner(small(**FEATURES))
         for price in (0.5, value):
             self.learn_batch(learner, ("tea", {"price": price}))
         for no_number in ("red", "nan", "1e999", 1e300):
@@ -197,7 +197,7 @@ class TestFeatures:
             assert self.price(learner, "tea") == number
 
     def test_large_numbers_do_not_ruin_the_model(self):
-        learner = Learner(small(**FEATURES))
+        learner = OnlineLearner(small(**FEATURES))
         for k in range(5):
             self.learn_batch(learner, *((f"i{n}", {"price": 1e38 * (-1) ** n}) for n in range(8 + k)))
         assert all_finite(learner)
@@ -207,7 +207,7 @@ class TestFeatures:
         """Users and items of ten groups, known by one number each: an item without events is found by its price."""
         towers = {"item_ids": False, "item_layers": (16, 8), "user_layers": (16, 8), "recent_items": 0, "rerank": False}
         numbers = {"item_numeric_features": ("price",), "user_numeric_features": ("age",)}
-        learner, rng = Learner(small("ssl-pop", user_ids=False, **towers, **numbers)), random.Random(1)
+        learner, rng = OnlineLearner(small("ssl-pop", user_ids=False, **towers, **numbers)), random.Random(1)
         for k in range(150):
             groups = [rng.randrange(10) for _ in range(64)]
             users, items = ([{name: g + rng.uniform(-0.1, 0.1)} for g in groups] for name in ("age", "price"))
@@ -220,7 +220,7 @@ class TestFeatures:
         assert right / 30 > 0.8
 
     def test_features_reach_the_vectors(self):
-        learner = Learner(small(**FEATURES))
+        learner = OnlineLearner(small(**FEATURES))
         self.learn_batch(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
         before = learner.state.retriever.items().vectors.clone()
         row = np.array([learner.state.items.row_of("tea")])
@@ -243,7 +243,7 @@ class TestChanges:
 
     @pytest.mark.parametrize("settings", SETTINGS_BY_ROWS)
     def test_what_changed_makes_a_copy_equal(self, settings):
-        learner, copied = Learner(settings), Learner(settings)
+        learner, copied = OnlineLearner(settings), OnlineLearner(settings)
         changed = learner.state.changes.reader()
         for k in range(6):
             learner.learn_batch(featured(events(30, seed=k), seed=k))
@@ -255,11 +255,11 @@ class TestChanges:
 
     @pytest.mark.parametrize("settings", SETTINGS_BY_ROWS)
     def test_a_hook_sees_rows_as_they_were(self, settings):
-        learner = Learner(settings)
+        learner = OnlineLearner(settings)
         for k in range(3):
             learner.learn_batch(featured(events(30, seed=k), seed=k))
         before, rows = {kind: learner.state.take(kind, learner.state.rows(kind)) for kind in learner.state.kinds()}, {}
-        as_they_were = Learner(settings)
+        as_they_were = OnlineLearner(settings)
         learner.state.changes.before_write.append(
             lambda kind, marked: self.save(learner, as_they_were, kind, marked, rows.setdefault(kind, set()))
         )
@@ -275,7 +275,7 @@ class TestChanges:
                 for name, array in before[kind].items():
                     np.testing.assert_array_equal(found[name], array, name)
 
-    def save(self, learner: Learner, to: Learner, kind: str, rows: Any, saved: set[int]) -> None:
+    def save(self, learner: OnlineLearner, to: OnlineLearner, kind: str, rows: Any, saved: set[int]) -> None:
         new = np.setdiff1d(rows, list(saved))
         known = new[np.isin(new, learner.state.rows(kind))]
         to.state.put(kind, known, learner.state.take(kind, known))
@@ -285,16 +285,16 @@ class TestChanges:
 class TestRestart:
     """A learner that is saved, loaded and goes on ends as one that was never disturbed: to the last bit."""
 
-    def reloaded(self, learner: Learner, directory: Any) -> Learner:
+    def reloaded(self, learner: OnlineLearner, directory: Any) -> OnlineLearner:
         """As a checkpoint has it, the settings too."""
         learner.save(directory)
-        found = Learner.from_checkpoint(newest(directory))
+        found = OnlineLearner.from_checkpoint(newest(directory))
         assert found.settings == learner.settings
         return found
 
     @pytest.mark.parametrize("method", STREAMING)
     def test_it_goes_on_with_the_same_bits(self, method, tmp_path):
-        undisturbed, stream = Learner(small(method, popularity_half_life=50.0)), events(480)
+        undisturbed, stream = OnlineLearner(small(method, popularity_half_life=50.0)), events(480)
         learn_all(undisturbed, stream[:240])
         restarted = self.reloaded(undisturbed, tmp_path)
         assert_same_learner(restarted, undisturbed)
@@ -304,7 +304,7 @@ class TestRestart:
 
     @pytest.mark.parametrize("settings", [small(**FEATURES), small(cache_scope="touched"), small(popularity="hash")])
     def test_so_do_features_and_other_settings(self, settings, tmp_path):
-        undisturbed = Learner(settings)
+        undisturbed = OnlineLearner(settings)
         for k in range(6):
             undisturbed.learn_batch(featured(events(30, seed=k), seed=k))
         restarted = self.reloaded(undisturbed, tmp_path)
@@ -315,7 +315,7 @@ class TestRestart:
         assert_same_learner(restarted, undisturbed)
 
     def test_the_checkpoint_of_a_small_model_is_small(self, tmp_path):
-        learner = self.reloaded(Learner(), tmp_path)  # one that never learned
+        learner = self.reloaded(OnlineLearner(), tmp_path)  # one that never learned
         learn_all(learner, events(100))
         assert learner.save(tmp_path).stat().st_size < 500_000
 
@@ -344,11 +344,11 @@ class TestIncompatible:
         ],
     )
     def test_settings_that_do_not_fit_are_refused_with_what_differs(self, settings, named):
-        learner = Learner(SAVED)
+        learner = OnlineLearner(SAVED)
         learner.learn_batch(featured(events(40)))
         arrays, values = learner.state.dense()
         with pytest.raises(IncompatibleCheckpoint) as caught:
-            Learner(settings).state.restore(learner.state.chunks(), arrays, json.loads(json.dumps(values)))
+            OnlineLearner(settings).state.restore(learner.state.chunks(), arrays, json.loads(json.dumps(values)))
         for text in [*named, "--checkpoint-dir"]:
             assert text in str(caught.value)
 
@@ -362,16 +362,16 @@ class TestIncompatible:
         ],
     )
     def test_rates_method_and_cache_may_change(self, settings):
-        learner = Learner(SAVED)
+        learner = OnlineLearner(SAVED)
         learner.learn_batch(featured(events(40)))
         arrays, values = learner.state.dense()
-        other = Learner(settings)
+        other = OnlineLearner(settings)
         other.state.restore(learner.state.chunks(), arrays, json.loads(json.dumps(values)))
         other.learn_batch(featured(events(40, seed=1)))
         assert all_finite(other)
 
     def test_a_state_without_a_part_is_refused(self):
-        learner = Learner(SAVED)
+        learner = OnlineLearner(SAVED)
         learner.learn_batch(featured(events(40)))
         arrays, values = learner.state.dense()
         parts = ("recent.items", "lists.items", "seen.items", "ranker.discovery.squares.out")
@@ -382,7 +382,7 @@ class TestIncompatible:
                 c._replace(arrays={k: v for k, v in c.arrays.items() if k != name}) for c in learner.state.chunks()
             ]
             with pytest.raises(Exception, match=r"checkpoint|array") as caught:
-                Learner(SAVED).state.restore(chunks, without, values)
+                OnlineLearner(SAVED).state.restore(chunks, without, values)
             assert type(caught.value).__name__ in ("IncompatibleCheckpoint", "CorruptCheckpoint")
 
 
@@ -390,8 +390,8 @@ class TestWeights:
     STREAM = events(200)
     TYPES = ("view", "cart", None, "unknown")
 
-    def learned(self, **columns: Any) -> Learner:
-        learner = Learner(small(event_weights=columns.pop("by_type", {})))
+    def learned(self, **columns: Any) -> OnlineLearner:
+        learner = OnlineLearner(small(event_weights=columns.pop("by_type", {})))
         for start in range(0, len(self.STREAM), 20):
             part = slice(start, start + 20)
             some = {name: column[part] for name, column in columns.items()}
@@ -432,4 +432,4 @@ class TestWeights:
 
     def test_weights_that_make_no_sense_are_refused(self):
         with pytest.raises(SettingsError, match=r"event-weight is view=-1.0.*from 0 to 1,000"):
-            Learner(event_weights={"view": -1.0})
+            OnlineLearner(event_weights={"view": -1.0})

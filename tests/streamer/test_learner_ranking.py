@@ -12,7 +12,7 @@ from line_harness import Event, Watch, assert_same_learner, events, learn_all, m
 
 import streamer
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Batch
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.ranker import ALL, DISCOVERY
@@ -21,13 +21,13 @@ from streamer.recommender import Recommender
 STREAM = events(640, users=12, items=150)
 
 
-def learned(stream: list[Event] = STREAM, **changes: object) -> Learner:
-    learner = Learner(small(**changes))
+def learned(stream: list[Event] = STREAM, **changes: object) -> OnlineLearner:
+    learner = OnlineLearner(small(**changes))
     learn_all(learner, stream, batch_size=32)
     return learner
 
 
-def ranked(learner: Learner, batch: MicroBatch) -> list[dict[str, list]]:
+def ranked(learner: OnlineLearner, batch: MicroBatch) -> list[dict[str, list]]:
     """What each event of a batch is ranked by: candidates, features and scores."""
     found: list[dict[str, list]] = []
 
@@ -58,7 +58,7 @@ def test_what_is_ranked_at_an_event_depends_on_nothing_that_comes_with_it_or_lat
 
 
 def test_candidates_of_an_event_are_new_to_its_user_or_not_however_long_ago():
-    learner, had = Learner(small(history=3)), {}
+    learner, had = OnlineLearner(small(history=3)), {}
     wrong: list[tuple[int, int]] = []
 
     def look(batch: Batch, candidates: Candidates | None) -> None:
@@ -78,7 +78,7 @@ def test_candidates_of_an_event_are_new_to_its_user_or_not_however_long_ago():
 
 def test_events_that_are_not_new_to_their_user_teach_nothing_about_discoveries():
     """An item that the user had long before the last few is not new."""
-    learner = Learner(small(history=3))
+    learner = OnlineLearner(small(history=3))
     learn_all(learner, [("ann", f"i{n}") for n in range(40)])
     before = {name: array.copy() for name, array in learner.state.ranker.state().items()}
     learner.learn_batch(micro_batch([("ann", "i0")]))
@@ -88,7 +88,7 @@ def test_events_that_are_not_new_to_their_user_teach_nothing_about_discoveries()
 
 
 def test_events_without_a_time_come_one_after_the_other():
-    without, with_times = Learner(small()), Learner(small())
+    without, with_times = OnlineLearner(small()), OnlineLearner(small())
     streamer.Learner(without).learn(STREAM[:100], batch_size=30)
     streamer.Learner(with_times).learn(
         [(user, item, 1 + n) for n, (user, item) in enumerate(STREAM[:100])], batch_size=30
@@ -187,7 +187,7 @@ class TestRecommending:
     @pytest.mark.parametrize("rerank", [True, False])
     def test_a_session_with_features_is_ranked_as_a_user_with_these_features(self, rerank):
         shape = {"user_features": ("country",), "user_numeric_features": ("age",), "user_ids": False, "rerank": rerank}
-        asked, left_alone = (Learner(small(**shape)) for _ in range(2))
+        asked, left_alone = (OnlineLearner(small(**shape)) for _ in range(2))
         described = [{"country": f"c{n % 3}", "age": float(n % 50)} for n in range(320)]
         batches = [micro_batch(STREAM[at : at + 32], user_features=described[at : at + 32]) for at in range(0, 320, 32)]
         for learner in (asked, left_alone):

@@ -36,7 +36,7 @@ from streamer.errors import CheckpointError, SourceError, SourceUnavailable, Str
 from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings, encode
 from streamer.ingest.batcher import MicroBatch
-from streamer.learner import Learned, Learner
+from streamer.learner import Learned, OnlineLearner
 from streamer.metrics.status import Status
 from streamer.settings import PipelineSettings
 from streamer.snapshot import CheckpointStore
@@ -73,13 +73,13 @@ class Line:
         dead_letters: Any = None,
         events: EventSettings | None = None,
         store: CheckpointStore | None = None,
-        learner: Learner | None = None,
+        learner: OnlineLearner | None = None,
         evaluate: bool = False,
         **settings: Any,
     ) -> None:
         self.log, self.letters = log, dead_letters or MemoryDeadLetters()
         self.store = store or (Store(directory) if directory else None)
-        self.learner = learner or Learner(small())
+        self.learner = learner or OnlineLearner(small())
         self.source = MemorySource(log, TOPIC, trainer=self.store.trainer if self.store is not None else "")
         self.pipeline = assemble(
             self.learner,
@@ -392,7 +392,7 @@ class TestLoss:
         stream = events(5 * 64 + 3)
         line = Line(memory_log(values_of(stream)), tmp_path, batch_size=64)
         line.run()
-        learner, losses = Learner(line.learner.settings), []
+        learner, losses = OnlineLearner(line.learner.settings), []
         for start in range(0, len(stream), 64):
             losses.append(float(learner.learn_batch(micro_batch(stream[start : start + 64])).step.loss))
         assert losses[-1] < 0.6 * losses[-2]
@@ -433,9 +433,9 @@ class TestRestart:
 
     def test_settings_that_change_between_runs_are_logged(self, tmp_path, caplog):
         log = memory_log(values_of(events(64)))
-        Line(log, tmp_path, learner=Learner(small(seed=1))).run()
+        Line(log, tmp_path, learner=OnlineLearner(small(seed=1))).run()
         log.create_topic("other", 1)
-        line = Line(log, tmp_path, learner=Learner(small(seed=2)))
+        line = Line(log, tmp_path, learner=OnlineLearner(small(seed=2)))
         line.source = MemorySource(log, "other")
         line.run()
         assert "The setting seed was 1 in ckpt-00000000000000000001.base, and is 2 now" in caplog.text

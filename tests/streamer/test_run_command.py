@@ -19,7 +19,7 @@ import streamer.cli.run as command
 from streamer.build import kafka_settings
 from streamer.errors import StreamerError
 from streamer.event import encode
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.settings import RunSettings
 from streamer.snapshot import CheckpointStore, SnapshotDirectory
 from streamer.sources.embedded.log import EmbeddedLog
@@ -240,7 +240,7 @@ class TestRuns:
         features = ["--item-feature", "brand", "--item-numeric-feature", "price"]
         features += ["--set", "item_layers=8", "--set", "user_layers=8"]
         zygote.summary(["run", "--source", path, "--data-dir", tmp_path, *features, *QUICK])
-        learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
+        learner = OnlineLearner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert learner.state.vocabulary("item.brand").ids == ["b0", "b1"]
 
     def test_a_feature_beside_its_object_is_read_and_one_that_never_occurs_is_warned_of(self, zygote, tmp_path):
@@ -252,7 +252,7 @@ class TestRuns:
         warning = "item-feature colour has not occurred in any event: check its name"
         assert (summary["trained"], summary["items"], summary["warnings"]) == (1200, 5, [warning])
         assert zygote.errors.count(f"WARNING {warning}") == 1
-        learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
+        learner = OnlineLearner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert learner.state.vocabulary("item.brand").ids == ["b0", "b1"]
 
     def test_max_events_goes_on_where_it_stopped(self, zygote, tmp_path):
@@ -260,7 +260,7 @@ class TestRuns:
         for expected in (150, 300, 400):
             summary = zygote.summary(["run", "--data-dir", tmp_path, "--until-end", "--max-events", "150", *QUICK])
             assert summary["consumed"] == expected
-        learner = Learner.from_checkpoint(newest(tmp_path / "checkpoints"))
+        learner = OnlineLearner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert popularity_counts(learner).total() == len(stream)
 
     def test_several_topics(self, zygote, tmp_path):

@@ -24,7 +24,7 @@ from streamer.dead_letters.base import DeadLetters
 from streamer.errors import SharingError
 from streamer.event import EventDecoder
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learned, Learner
+from streamer.learner import Learned, OnlineLearner
 from streamer.pipeline import Pipeline
 from streamer.settings import PipelineSettings
 from streamer.sharing import sharing as sharing_module
@@ -66,7 +66,7 @@ class Trainer:
     """A learner with its part in what is shared, and partitions that it reads."""
 
     def __init__(self, server: MemoryServer, name: str, *partitions: Partition, **settings: Any) -> None:
-        self.learner = Learner(small(**settings))
+        self.learner = OnlineLearner(small(**settings))
         self.store = ByHand(server, name)
         self.sharing = StoreSharing(self.learner, self.store)
         self.positions = dict.fromkeys(partitions, 0)
@@ -373,7 +373,7 @@ def running(log: MemoryLog, server: MemoryServer, directory: Path) -> Iterator[t
     checkpoints = CheckpointStore(directory)
     store = ByHand(server, checkpoints.trainer)
     source = MemorySource(log, TOPIC, trainer=checkpoints.trainer)
-    parts = (Learner(small()), lambda: source, EventDecoder(), DeadLetters(), settings)
+    parts = (OnlineLearner(small()), lambda: source, EventDecoder(), DeadLetters(), settings)
     pipeline = assemble(*parts, checkpoints=checkpoints, store=store)
     pipeline.start()
     try:
@@ -385,7 +385,7 @@ def running(log: MemoryLog, server: MemoryServer, directory: Path) -> Iterator[t
 def alone(log: MemoryLog, directory: Path) -> Pipeline:
     settings = PipelineSettings(batch_size=16, max_age_s=None, checkpoint_every_s=None, until_end=True)
     source = MemorySource(log, TOPIC, trainer="alone")
-    parts = (Learner(small()), lambda: source, EventDecoder(), DeadLetters(), settings)
+    parts = (OnlineLearner(small()), lambda: source, EventDecoder(), DeadLetters(), settings)
     return assemble(*parts, checkpoints=CheckpointStore(directory))
 
 
@@ -451,7 +451,7 @@ def test_a_restart_knows_what_it_knew_and_counts_nothing_twice(server: Network, 
 
 def test_without_an_earlier_state_it_does_not_begin_without_the_server(server: Network) -> None:
     server.away = True
-    sharing = StoreSharing(Learner(small()), CacheStore(server))
+    sharing = StoreSharing(OnlineLearner(small()), CacheStore(server))
     with pytest.raises(SharingError, match="the server is away"):
         sharing.start()
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from line_harness import Watch, events, micro_batch, small
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.batch import Batch
 from streamer.recommender import Recommender
 from streamer.replay.evaluation.delay import Delay, DelayedLearner
@@ -44,7 +44,7 @@ def test_an_event_is_due_after_further_seconds(batches, wait_seconds):
 class Ranked(Watch):
     """Notes what was trained when each batch was ranked."""
 
-    def __init__(self, learner: Learner) -> None:
+    def __init__(self, learner: OnlineLearner) -> None:
         super().__init__(self.note)
         self.learner, self.trained, self.recent = learner, [], []
 
@@ -53,7 +53,7 @@ class Ranked(Watch):
         self.recent.append(batch.recent)
 
 
-def fed(learner: Learner, look: Any, count: int = 320, size: int = 32, seconds: float = 1.0) -> None:
+def fed(learner: OnlineLearner, look: Any, count: int = 320, size: int = 32, seconds: float = 1.0) -> None:
     stream = events(320)
     for start in range(0, count, size):
         times = [seconds * t for t in range(start, start + size)]
@@ -69,7 +69,7 @@ class TestDelayedLearner:
         assert learner.state.item_counts.total == 320 - 64
 
     def test_recent_items_are_those_of_the_event_however_late_it_is_trained(self):
-        late, at_once = DelayedLearner(small(), Delay(100)), Learner(small())
+        late, at_once = DelayedLearner(small(), Delay(100)), OnlineLearner(small())
         looks = Ranked(late), Ranked(at_once)
         for learner, look in zip((late, at_once), looks, strict=True):
             fed(learner, look)
@@ -101,7 +101,7 @@ class TestDelayedLearner:
         assert compared > 5
 
     def test_what_is_learned_is_the_same_as_from_the_events_that_are_due(self):
-        late, at_once = DelayedLearner(small("ssl-pop"), Delay(64)), Learner(small("ssl-pop"))
+        late, at_once = DelayedLearner(small("ssl-pop"), Delay(64)), OnlineLearner(small("ssl-pop"))
         fed(late, None, count=320)
         fed(at_once, None, count=256)
         late_weights = late.state.trainer.model.item.tables["item.id"].weight[: len(at_once.state.items)]

@@ -13,25 +13,25 @@ from slow_ranking import slow_hits
 
 from streamer.evaluation import WITHOUT_TOWERS, BestBaseline, EventSampler, Prequential, Tally
 from streamer.evaluation.tally import METRICS, Ranks
-from streamer.learner import Evaluator, Learner
+from streamer.learner import Evaluator, OnlineLearner
 from streamer.model.batch import Batch
 from streamer.model.ranking.candidates import Candidates
 from streamer.model.ranking.features import TOWERS
 
 
-def ranks_all(learner: Learner, k: int = 10, window: int = 5000) -> Prequential:
+def ranks_all(learner: OnlineLearner, k: int = 10, window: int = 5000) -> Prequential:
     """Ranks every event."""
     return Prequential(learner, EventSampler(time_share=None, max_events=None), Tally(k, window))
 
 
-def ranked_by(learner: Learner, stream: list[Event], evaluator: Evaluator) -> None:
+def ranked_by(learner: OnlineLearner, stream: list[Event], evaluator: Evaluator) -> None:
     learner.learn_batch(micro_batch(stream), evaluator)
 
 
 class TestAgainstTheSlowRanking:
     @pytest.mark.parametrize("method", ["xir", "ssl-pop"])
     def test_every_event_is_ranked_against_all_items_known_before_its_batch(self, method):
-        learner, stream = Learner(small(method, rerank=False)), events(480)
+        learner, stream = OnlineLearner(small(method, rerank=False)), events(480)
         learn_all(learner, stream[:320])
         test = ranks_all(learner, k=5)
         expected: list[bool] = []
@@ -50,7 +50,7 @@ class TestAgainstTheSlowRanking:
 class TestWhatCounts:
     @pytest.mark.parametrize("rerank", [False, True])
     def test_an_item_that_nobody_had_is_no_hit_however_few_items_there_are(self, rerank):
-        learner = Learner(small(rerank=rerank))
+        learner = OnlineLearner(small(rerank=rerank))
         learn_all(learner, [("u0", "i0"), ("u1", "i1")])
         test = ranks_all(learner, k=10)
         ranked_by(learner, [("u0", "never seen"), ("u1", "nor this"), ("u0", "never seen")], test)
@@ -59,7 +59,7 @@ class TestWhatCounts:
         assert test.figure("most-popular").hits == 1  # a baseline learns from every event at once
 
     def test_a_known_item_among_fewer_than_k_is_always_a_hit(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         learn_all(learner, [("u0", "i0"), ("u1", "i1")])
         test = ranks_all(learner, k=10)
         ranked_by(learner, [("u0", "i1"), ("new user", "i0")], test)
@@ -68,14 +68,14 @@ class TestWhatCounts:
     def test_an_event_sees_its_users_earlier_events_of_the_same_batch(self):
         """After long training on alternating pairs, an item is foretold by its partner, and by nothing else."""
         pairs = [(f"u{k}", f"{side}{k % 8}") for k in range(400) for side in "ab"]
-        learner = Learner(small("ssl-pop"))
+        learner = OnlineLearner(small("ssl-pop"))
         learn_all(learner, pairs, batch_size=40)
         test = ranks_all(learner, k=1)
         ranked_by(learner, [("somebody", "a3"), ("somebody", "b3")], test)
         assert (test.model.events, test.model.hits) == (2, 1)
 
     def test_before_the_first_item_is_known_a_sample_takes_nothing(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         test = Prequential(learner, EventSampler(time_share=None, max_events=2))
         ranked_by(learner, [("u", "i")], test)
         assert test.model.events == test.figure("most-popular").events == 0
@@ -85,14 +85,14 @@ class TestWhatCounts:
         assert test.events == 4
 
     def test_most_popular_is_the_share_of_events_among_the_most_counted_items(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         learn_all(learner, [("u", item) for item in "aaaabbbccd"])
         test = ranks_all(learner, k=2)
         ranked_by(learner, [("v", item) for item in "abcdab"], test)
         assert test.figure("most-popular").hits == 4
 
     def test_at_most_the_sample_is_ranked_of_a_batch(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         learn_all(learner, events(64))
         test = Prequential(learner, EventSampler(time_share=None, max_events=10))
         ranked_by(learner, events(64, seed=1), test)
@@ -101,7 +101,7 @@ class TestWhatCounts:
 
     @pytest.mark.parametrize("items", [60, 600])
     def test_ranking_changes_nothing_that_is_learned(self, items):
-        watched, alone = Learner(small()), Learner(small())
+        watched, alone = OnlineLearner(small()), OnlineLearner(small())
         test = Prequential(watched, EventSampler(time_share=None))
         stream = events(320, items=items)
         for start in range(0, 320, 32):
@@ -113,7 +113,7 @@ class TestWhatCounts:
 
 class TestTowers:
     def test_what_the_ranker_hits_without_them_is_beside_what_it_hits_with_them(self):
-        learner, stream = Learner(small(ranker_learning_rate=1.0)), events(1600)
+        learner, stream = OnlineLearner(small(ranker_learning_rate=1.0)), events(1600)
         test = ranks_all(learner, k=2, window=1200)
         expected = 0
 
@@ -139,7 +139,7 @@ class TestTowers:
         assert ("add nothing" in str(share)) == (share.without >= share.hit_rate)
 
     def test_a_ranker_that_does_not_read_them_has_no_influence_of_theirs_and_it_is_said_that_they_add_nothing(self):
-        learner, stream = Learner(small(ranker_learning_rate=1e-9)), events(1200)
+        learner, stream = OnlineLearner(small(ranker_learning_rate=1e-9)), events(1200)
         for weights in learner.state.ranker.weights:
             weights.linear[:, TOWERS] = weights.hidden[:, TOWERS] = 0
         test = ranks_all(learner)
@@ -154,14 +154,14 @@ class TestTowers:
 
 class TestBaselines:
     def test_the_search_for_candidates_counts_as_evaluation(self):
-        learner, stream = Learner(small()), events(150)
+        learner, stream = OnlineLearner(small()), events(150)
         learn_all(learner, stream[:100])
         test = Prequential(learner, EventSampler(time_share=0.5, clock=Clock(0.0)))  # nothing else takes time
         ranked_by(learner, stream[100:], test)
         assert test.seconds == learner.candidates.evaluation_s > 0
 
     def test_baselines_see_events_of_batches_that_are_not_ranked(self):
-        learner, clock = Learner(small()), Clock(0.0)
+        learner, clock = OnlineLearner(small()), Clock(0.0)
         test = Prequential(learner, EventSampler(time_share=0.01, clock=clock), Tally(k=1))
         ranked_by(learner, [("u", "a")] * 3, test)
         test.sampler._not_before = 1.0
@@ -172,7 +172,7 @@ class TestBaselines:
         assert (test.figure("most-popular").hits, test.figure("most-popular").events) == (1, 1)
 
     def test_the_best_baseline_is_that_of_the_window_or_of_all_events(self):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         test = ranks_all(learner, k=1, window=10)
         assert test.best_baseline() is None
         ranked_by(learner, [(f"u{n}", "a") for n in range(30)], test)
@@ -185,7 +185,7 @@ class TestBaselines:
         assert overall[2] == pytest.approx(math.sqrt(29 / 50 * 21 / 50 / 49), rel=0.02)
 
     def test_beside_training_they_find_what_they_find_in_the_line(self):
-        learner, stream, clock = Learner(small()), events(400), Clock(0.0)
+        learner, stream, clock = OnlineLearner(small()), events(400), Clock(0.0)
         tests = [Prequential(learner, EventSampler(share, None, clock)) for share in (None, 0.5)]
         learn_all(learner, stream[:40])
         for start in range(40, 400, 40):
@@ -227,7 +227,7 @@ class TestTimeBudget:
         assert len(self.ranked(time_share=0.5, every_s=0.1, batches=20, quiet_s=3600)) <= 3
 
     def test_what_ranking_takes_is_measured_and_spent(self, monkeypatch: pytest.MonkeyPatch):
-        learner, clock = Learner(small(rerank=False)), Clock(0.0)
+        learner, clock = OnlineLearner(small(rerank=False)), Clock(0.0)
         learn_all(learner, events(32))
         test = Prequential(learner, EventSampler(0.5, clock=clock))
         rank = test.ranker.by_towers

@@ -15,7 +15,7 @@ from line_harness import until
 from serve_harness import Server
 
 from streamer.event import encode
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.snapshot import SnapshotDirectory
 from streamer.snapshot.lease import generation_of
 from streamer.sources.embedded.log import EmbeddedLog
@@ -205,7 +205,7 @@ def test_a_catalogue_is_read_by_any_rank_and_learned_by_all(tmp_path):
         ranks = Ranks(tmp_path / "log", tmp_path / str(size), size, *catalogue, "--trainers", str(size))
         assert ranks.wait_all() == [0] * size, ranks.errors(0)
     assert_same_model(tmp_path / "2", tmp_path / "1")
-    learner = Learner.load(tmp_path / "2")
+    learner = OnlineLearner.load(tmp_path / "2")
     assert {learner.state.items.id_of(row) for row in learner.state.cold_items.tolist()} == {
         f"i{k}" for k in range(12, 60) if k % 20 != 7
     }

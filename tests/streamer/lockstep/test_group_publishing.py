@@ -7,7 +7,7 @@ import torch
 from memory_place import MemoryPlace
 from serve_harness import Server, said, served, wait_until
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.lockstep.learner import LockstepLearner
 from streamer.lockstep.publishing import GroupPublisher
 from streamer.model.settings import LearnerSettings
@@ -19,7 +19,7 @@ from tests.streamer.lockstep.test_lockstep_learner import PARTS, own_batch, step
 SETTINGS = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64}
 
 
-def publish(size: int, place: MemoryPlace, **settings) -> list[Learner]:
+def publish(size: int, place: MemoryPlace, **settings) -> list[OnlineLearner]:
     """Train, and publish a snapshot after each step: bases now and then, deltas otherwise."""
 
     def work(group):

@@ -13,7 +13,7 @@ from streamer.cache_store.server import MemoryServer
 from streamer.cache_store.store import CacheStore
 from streamer.errors import SharingError
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.lockstep.learner import LockstepLearner
 from streamer.lockstep.sharing import GroupSharing
 from streamer.model.settings import LearnerSettings
@@ -82,7 +82,7 @@ def events_of(stream) -> Counter[str]:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ranks_contribute_as_one_trainer_and_all_receive_what_others_add(size):
     server, stream = MemoryServer(), steps()
-    learner, store = Learner(**SETTINGS), exchanging(server, "other")
+    learner, store = OnlineLearner(**SETTINGS), exchanging(server, "other")
     other, count = StoreSharing(learner, store), [0]
     other.start()
     other.claim({Partition("elsewhere", 0): 0})
@@ -144,7 +144,7 @@ def test_a_store_that_refuses_stops_all_ranks_with_its_words():
     def work(group):
         store = exchanging(Refusing() if group.rank == 0 else MemoryServer())
         with pytest.raises(SharingError) as raised:
-            GroupSharing(Learner(**SETTINGS), store, group).start()
+            GroupSharing(OnlineLearner(**SETTINGS), store, group).start()
         return str(raised.value)
 
     assert run_ranks(2, PARTS, work) == ["not allowed here"] * 2

@@ -8,7 +8,7 @@ import torch
 
 from streamer.event import NO_USER
 from streamer.ingest.batcher import MicroBatch, Origin
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.lockstep.learner import OF_USERS, LockstepLearner
 from streamer.model.settings import LearnerSettings
 from streamer.sources.base import Partition
@@ -81,7 +81,7 @@ def own_batch(step: dict[int, MicroBatch], group, weighted: bool = False) -> Mic
     return batch
 
 
-def train(size: int, catalogue: bool = False, **settings) -> list[Learner]:
+def train(size: int, catalogue: bool = False, **settings) -> list[OnlineLearner]:
     settings = {"dim": 16, "cache_size": 32, "ranker_events": 16, "hash_slots": 64} | settings
 
     def work(group):
@@ -97,7 +97,7 @@ def train(size: int, catalogue: bool = False, **settings) -> list[Learner]:
     return run_ranks(size, PARTS, work)
 
 
-def shared_state(learner: Learner) -> dict[str, np.ndarray]:
+def shared_state(learner: OnlineLearner) -> dict[str, np.ndarray]:
     """Everything that belongs to items, and what is dense."""
     found, _ = learner.state.dense()
     found = {name: array for name, array in found.items() if not name.startswith(OF_USERS)}
@@ -107,7 +107,7 @@ def shared_state(learner: Learner) -> dict[str, np.ndarray]:
     return found
 
 
-def differences(a: Learner, b: Learner) -> list[str]:
+def differences(a: OnlineLearner, b: OnlineLearner) -> list[str]:
     ours, theirs = shared_state(a), shared_state(b)
     return [name for name in ours | theirs if not np.array_equal(ours[name], theirs[name], equal_nan=True)]
 
@@ -187,7 +187,7 @@ def test_what_a_catalogue_says_of_an_item_twice_in_a_step_is_learned_in_turn():
 def test_the_gradient_of_parts_is_that_of_the_whole_batch():
     """Against the step that computes everything at once: other sums, the same gradient."""
     learner = train(1)[0]
-    whole = Learner(dim=16, cache_size=32, ranker_events=16, hash_slots=64)
+    whole = OnlineLearner(dim=16, cache_size=32, ranker_events=16, hash_slots=64)
     first = steps()[0]
     together = MicroBatch(
         [u for b in first.values() for u in b.users],

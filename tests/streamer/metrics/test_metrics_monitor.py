@@ -16,7 +16,7 @@ from watched_line import WatchedLine
 from streamer.cache_store.store import StoreStatus
 from streamer.evaluation import Prequential
 from streamer.event import encode
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
@@ -185,7 +185,7 @@ class TestStates:
     @pytest.fixture
     def monitor(self) -> Monitor:
         found = Monitor(CollectorRegistry())
-        found.begin(Learner(small()), None)
+        found.begin(OnlineLearner(small()), None)
         return found
 
     def test_lag_is_by_partition_and_goes_with_it(self, monitor):
@@ -227,7 +227,7 @@ class TestStates:
         assert value("streamer_store_errors_total", reason="other") == 13
 
     def test_the_parts_of_the_loss_make_the_loss(self, monitor):
-        learner = Learner(small())
+        learner = OnlineLearner(small())
         for _ in range(2):
             step = learner.learn_batch(micro_batch(events(16))).step
         monitor.refreshed(Status(draws=step.parts))
@@ -240,7 +240,7 @@ class TestStates:
         monitor = Monitor(CollectorRegistry(), clock=lambda: clock[0], wall=lambda: wall[0])
         wall[0] += 12
         assert monitor.instruments.value("streamer_checkpoint_age_seconds") == 12
-        monitor.begin(Learner(small()), None)
+        monitor.begin(OnlineLearner(small()), None)
         monitor.refreshed(Status(checkpoint_age_s=3.0, at_s=50.0))
         clock[0] += 7
         assert monitor.instruments.value("streamer_checkpoint_age_seconds") == 10
@@ -259,14 +259,14 @@ class TestStates:
 
     def test_clocks_that_are_ahead_give_a_negative_delay_but_no_negative_age(self):
         monitor = Monitor(CollectorRegistry(), wall=lambda: 100.0)
-        monitor.begin(Learner(small()), None)
+        monitor.begin(OnlineLearner(small()), None)
         monitor.trained(micro_batch(events(1), timestamps_s=[130.0]))
         monitor.refreshed(Status())
         assert monitor.instruments.value("streamer_event_delay_seconds") == -30
         assert monitor.instruments.value("streamer_event_to_trained_seconds_sum") == 0
 
     def test_what_ranking_takes_is_no_part_of_the_step(self):
-        monitor, learner = Monitor(CollectorRegistry()), Learner(small())
+        monitor, learner = Monitor(CollectorRegistry()), OnlineLearner(small())
         prequential = Prequential(learner)
         prequential.seconds = 5.0  # before it was watched
         monitor.begin(learner, prequential)

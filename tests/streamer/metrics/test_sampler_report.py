@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from line_harness import events, learn_all, micro_batch, small
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.composition import Ranking, curve
 from streamer.metrics.sampler_report import (
     CURVE_POINTS,
@@ -26,8 +26,8 @@ SLOTS = st.lists(st.integers(0, 12), min_size=1, max_size=40)
 
 
 @pytest.fixture(scope="module")
-def learner() -> Learner:
-    found = Learner(small())
+def learner() -> OnlineLearner:
+    found = OnlineLearner(small())
     learn_all(found, events(800, users=60, items=300))
     return found
 
@@ -103,12 +103,12 @@ def test_age_grows_while_an_item_stays_and_starts_again_after_a_gap(learner, mon
 
 
 def test_a_learner_that_knows_nothing_can_be_looked_at():
-    report = SamplerReporter(Learner(small())).report(rows([]), rows([]))
+    report = SamplerReporter(OnlineLearner(small())).report(rows([]), rows([]))
     assert (report.slots, report.distinct, report.items, report.top, report.curve) == (0, 0, 0, [], [])
 
 
 def test_a_method_without_cache_has_none():
-    learner = Learner(small("bir"))
+    learner = OnlineLearner(small("bir"))
     learn_all(learner, events(64))
     report = SamplerReporter(learner).report(learner.state.cache, rows([0, 1]))
     assert report.slots == report.distinct == report.turnover == report.overlap == 0
@@ -136,7 +136,7 @@ def test_a_look_is_followed_by_a_pause_that_is_longer_the_longer_it_takes(learne
 
 
 def test_turnover_and_overlap_are_those_of_the_latest_step_alone():
-    learner, caches = Learner(small()), []
+    learner, caches = OnlineLearner(small()), []
     reporter = SamplerReporter(learner)
     for start in (0, 16, 32):
         learned = learner.learn_batch(micro_batch(events(64)[start : start + 16]))

@@ -13,7 +13,7 @@ from streamer.build import assemble
 from streamer.dead_letters.base import DeadLetters
 from streamer.evaluation import EventSampler, Prequential
 from streamer.event import EventDecoder, EventSettings
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.instruments import Instruments
 from streamer.metrics.monitor import Monitor
 from streamer.settings import PipelineSettings
@@ -36,10 +36,10 @@ class WatchedLine:
         values: list[bytes],
         directory: Path | None = None,
         partitions: int = 2,
-        learner: Learner | None = None,
+        learner: OnlineLearner | None = None,
         **settings: Any,
     ) -> None:
-        self.learner = learner or Learner(small())
+        self.learner = learner or OnlineLearner(small())
         self.prequential = Prequential(self.learner, EventSampler(time_share=None))
         self.log = memory_log(values, partitions)
         self.source = MemorySource(self.log, TOPIC)

@@ -17,7 +17,7 @@ from servers.process import free_ports
 
 from streamer.errors import CheckpointError
 from streamer.event import encode
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.recommender import Recommender
 from streamer.sources.embedded.log import EmbeddedLog
 
@@ -77,7 +77,7 @@ class Served:
         if not status.get("ready"):
             return False
         try:
-            known = Learner.load(self.directory / "checkpoints")
+            known = OnlineLearner.load(self.directory / "checkpoints")
         except CheckpointError:  # a trainer that is killed early has saved none
             return False
         return known.state.item_counts.total == self.written and known.state.trainer.steps == status["step"]
@@ -89,7 +89,7 @@ def served(tmp_path) -> Served:
 
 
 def assert_equal(served: Served) -> None:
-    learner = Learner.load(served.directory / "checkpoints")
+    learner = OnlineLearner.load(served.directory / "checkpoints")
     recommender = Recommender(learner)
     for user in USERS:
         wanted = recommender.recommend([recommender.user(user)], 10, exclude_seen=True)[0]
@@ -154,7 +154,7 @@ def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_appli
             wait_until(served.caught_up, "learning")
             wanted = {f"n{n}": f"Number {n}" for n in range(90) if n % 3}
             wait_until(lambda: titles(served) == wanted, "the catalogue")
-            learner = Learner.load(served.directory / "checkpoints")
+            learner = OnlineLearner.load(served.directory / "checkpoints")
             described = {
                 learner.state.items.id_of(row): learner.state.titles.of(row)
                 for row in learner.state.cold_items.tolist()

@@ -20,7 +20,7 @@ from serve_harness import CLICKS, Server, Trainer, said, served, wait_until
 
 import streamer
 from streamer.event import EventDecoder, EventSettings
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.serve.follower import Tail
 from streamer.serve.service import NotReady, Service
 from streamer.snapshot.directory import SnapshotDirectory, number_of
@@ -47,7 +47,7 @@ def delta_of(directory: Path, number: int) -> Path:
     return SnapshotDirectory(directory).path(number, is_base=False)
 
 
-def assert_equal(service: Service, learner: Learner, exclude_seen: bool = True) -> None:
+def assert_equal(service: Service, learner: OnlineLearner, exclude_seen: bool = True) -> None:
     for user in USERS:
         assert served(service, user, exclude_seen=exclude_seen) == said(learner, user, exclude_seen=exclude_seen), user
 
@@ -62,7 +62,7 @@ def test_what_is_served_equals_what_recommend_says_from_a_checkpoint_of_that_ste
         trainer.learn(STREAM[part : part + 150])
         server.reach(trainer)
         trainer.learner.save(tmp_path / "checkpoints")
-        assert_equal(server.service, Learner.load(tmp_path / "checkpoints"))
+        assert_equal(server.service, OnlineLearner.load(tmp_path / "checkpoints"))
     assert_equal(server.service, trainer.learner, exclude_seen=False)
     assert trainer.publisher.status.number == 6
     server.close()
@@ -135,7 +135,7 @@ def test_a_trainer_that_resumed_from_an_older_checkpoint_is_followed(pair, tmp_p
     trainer.learn(STREAM[300:600])
     server.reach(trainer)
     trainer.close()
-    again = Trainer(tmp_path / "points", Learner.load(tmp_path / "older"))
+    again = Trainer(tmp_path / "points", OnlineLearner.load(tmp_path / "older"))
     again.learn(events(32, seed=9))
     server.reach(again)
     assert server.step == (2, again.learner.state.trainer.steps)
@@ -187,7 +187,7 @@ def test_a_server_follows_checkpoints_also_when_their_trainer_goes_back(tmp_path
     def assert_follows(path: Path) -> None:
         number = number_of(path)
         wait_until(lambda: server.service.end is not None and server.service.end.number == number, "following")
-        assert_equal(server.service, Learner.load(directory))
+        assert_equal(server.service, OnlineLearner.load(directory))
 
     assert_follows(run.learn_and_save(200))
     chosen = run.learn_and_save(16, seed=1)
@@ -367,7 +367,7 @@ def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, m
     monkeypatch.setattr("streamer.snapshot.publisher.CHUNK_ROWS", 32)
     monkeypatch.setattr("streamer.snapshot.publisher.MAX_DELTAS", 7)
     monkeypatch.setattr("streamer.snapshot.publisher.MIN_BASE_S", 0.0)
-    learner = Learner(small())
+    learner = OnlineLearner(small())
     streamer.Learner(learner).learn(STREAM[:600])
     trainer, server = Trainer(tmp_path / "points", learner), Server(tmp_path / "points")
     snapshots, first = SnapshotDirectory(tmp_path / "points"), []

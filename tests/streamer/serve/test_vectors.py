@@ -7,7 +7,7 @@ import pytest
 from line_harness import events, learn_all, small
 from serve_harness import Server, Trainer, served
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.retrieval import Retriever
 from streamer.serve.vectors import KeptVectors
 
@@ -50,7 +50,7 @@ def test_an_index_finds_what_scoring_all_items_finds_also_of_what_changed_since(
 
 @pytest.mark.parametrize("settings", [{}, {"user_ids": True}, {"item_layers": (8,), "user_layers": (8,)}], ids=str)
 def test_kept_vectors_give_what_computing_them_gives(settings):
-    learner = Learner(small(**settings))
+    learner = OnlineLearner(small(**settings))
     learn_all(learner, STREAM[:2000], batch_size=200)
     kept, slow = KeptVectors(learner.state.trainer), Retriever(learner.state.trainer)
     kept.renew(np.arange(learner.state.items.size), learner.state.items.size)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from line_harness import assert_same_learner, events, learn_all, micro_batch, small
 
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.snapshot import capture as capture_module
 from streamer.snapshot.capture import Capture, CaptureAbandoned
 
@@ -23,7 +23,7 @@ def small_slices(monkeypatch):
 
 @pytest.fixture
 def learner():
-    learner = Learner(small())
+    learner = OnlineLearner(small())
     learn_all(learner, events(300))
     return learner
 
@@ -33,7 +33,7 @@ def all_rows(learner):
 
 
 def copy_of(learner):
-    copied = Learner(learner.settings)
+    copied = OnlineLearner(learner.settings)
     copied.state.restore(learner.state.chunks(), *learner.state.dense())
     return copied
 
@@ -46,7 +46,7 @@ def test_what_is_learned_meanwhile_is_not_in_it(learner, slices):
             capture.copy_slice()
         learner.learn_batch(micro_batch(events(16, seed=k, users=60, items=90)))  # known ids, and new ones
     capture.finish()
-    restored = Learner(learner.settings)
+    restored = OnlineLearner(learner.settings)
     restored.state.restore(capture.chunks(), *dense)
     assert_same_learner(restored, before)
 

@@ -22,20 +22,20 @@ from streamer.accounting import Accounting
 from streamer.snapshot import CheckpointStore, SnapshotDirectory
 from streamer.snapshot.checkpointer import Checkpointer
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.sharing.sharing import Sharing
 
 DIRECTORY = Path(sys.argv[1])
 STREAMS = [events(300), events(16, seed=1), events(16, seed=2)]
 
 def learned(count):
-    learner = Learner(small())
+    learner = OnlineLearner(small())
     for stream in STREAMS[:count]:
         learn_all(learner, stream)
     return learner
 
 def resumed():
-    learner, checkpointer = Learner(small()), Checkpointer(CheckpointStore(DIRECTORY, keep=1), every_s=None)
+    learner, checkpointer = OnlineLearner(small()), Checkpointer(CheckpointStore(DIRECTORY, keep=1), every_s=None)
     return learner, checkpointer, checkpointer.restore(learner, Sharing()).accounting.trained
 
 def learn_and_save(learner, checkpointer, done):
@@ -82,7 +82,7 @@ for base in (True, False):
         assert not any(SnapshotDirectory(DIRECTORY).verify().values()), "older ones are whole, too"
         if done == 2:  # the events are read again
             learn_and_save(learner, checkpointer, done)
-            assert_same_learner(Learner.load(DIRECTORY), expected[3])
+            assert_same_learner(OnlineLearner.load(DIRECTORY), expected[3])
         else:
             checkpointer.close()
         if not killed:

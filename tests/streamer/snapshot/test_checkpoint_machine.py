@@ -20,7 +20,7 @@ from line_harness import assert_same_arrays, events, micro_batch, small, until, 
 from streamer.accounting import Accounting
 from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot import CheckpointStore, SnapshotDirectory, capture
 from streamer.snapshot.checkpointer import Checkpointer
@@ -40,7 +40,7 @@ class CheckpointMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp())
-        self.copies: dict[int, State] = {0: whole_state(Learner(SETTINGS))}
+        self.copies: dict[int, State] = {0: whole_state(OnlineLearner(SETTINGS))}
         self.saves, self.safe = 0, 0
         self.possible = {0}
         """What a restart may find: the last safe state, or that of a save that a crash has met."""
@@ -51,7 +51,7 @@ class CheckpointMachine(RuleBasedStateMachine):
         self.start()
 
     def start(self) -> None:
-        self.learner, self.sharing = Learner(SETTINGS), Sharing()
+        self.learner, self.sharing = OnlineLearner(SETTINGS), Sharing()
         self.checkpointer = Checkpointer(CheckpointStore(self.directory, keep=2), every_s=None)
         found = self.checkpointer.restore(self.learner, self.sharing)
         self.safe = found.accounting.trained
@@ -130,7 +130,7 @@ class CheckpointMachine(RuleBasedStateMachine):
     def a_restart_has_what_the_copy_had(self) -> None:
         if (found := SnapshotDirectory(self.directory).load()) is not None:
             assert found.meta["accounting"]["trained"] == self.safe
-            self.assert_same(whole_state(Learner.from_checkpoint(found)), self.copies[self.safe])
+            self.assert_same(whole_state(OnlineLearner.from_checkpoint(found)), self.copies[self.safe])
 
     def assert_same(self, found: State, expected: State) -> None:
         assert_same_arrays(found[0], expected[0])

@@ -14,7 +14,7 @@ from line_harness import assert_same_arrays, assert_same_learner, events, learn_
 from streamer.accounting import Accounting
 from streamer.errors import CheckpointError
 from streamer.ingest.offsets import OffsetSnapshot
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.model.settings import id_towers
 from streamer.sharing.sharing import Sharing
 from streamer.snapshot import CheckpointStore
@@ -52,7 +52,7 @@ class Saving:
     def __init__(self):
         self.store, self.said = BlockingStore(), []
         self.checkpointer = Checkpointer(self.store, every_s=0.0)
-        self._learner = Learner(id_towers(device="cpu"))
+        self._learner = OnlineLearner(id_towers(device="cpu"))
         learn_all(self._learner, events(16))
 
     def save(self, events):
@@ -128,7 +128,7 @@ class Run:
     """A learner and its checkpoints in a directory."""
 
     def __init__(self, directory, **options):
-        self.learner, self.store = Learner(small()), CheckpointStore(directory, keep=100)
+        self.learner, self.store = OnlineLearner(small()), CheckpointStore(directory, keep=100)
         self.checkpointer = Checkpointer(self.store, every_s=None, **options)
         self.events = self.checkpointer.restore(self.learner, Sharing()).accounting.trained
 
@@ -218,7 +218,7 @@ def test_a_run_goes_back_to_a_chosen_point_once(start, caplog):
     run = start()
     run.learn_and_save(200)
     chosen = run.learn_and_save(16, seed=1)
-    expected = Learner.load(chosen.parent)
+    expected = OnlineLearner.load(chosen.parent)
     superseded = run.learn_and_save(16, seed=2)
     back = start(start_from=chosen)
     assert_same_learner(back.learner, expected)

@@ -20,7 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.errors import StreamerError
-from streamer.learner import Learner
+from streamer.learner import OnlineLearner
 from streamer.metrics.catalogue import CATALOGUE
 from streamer.metrics.monitor import Monitor
 from streamer.metrics.sampler_report import SamplerReporter
@@ -37,7 +37,7 @@ NASTY = "<script>alert(1)</script>"
 def monitor() -> Monitor:
     """Of a line that has taken one step, and met a bad record."""
     found = Monitor(CollectorRegistry(), f"topic {NASTY}")
-    learner = Learner(small())
+    learner = OnlineLearner(small())
     found.begin(learner, None)
     found.beat()
     batch = micro_batch([*[("u", NASTY)] * 16, *events(16)], timestamps_s=[1.7e9] * 32)
