@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from streamer.errors import SettingsError, SourceError
 from streamer.event import Features
-from streamer.event.guess import COLUMN_NAMES
+from streamer.event.guess import COLUMN_NAMES, guess_name
 from streamer.replay.datasets.database import reading
 from streamer.replay.datasets.files import LogFile, LogFiles, bare_name
 from streamer.replay.datasets.tables import (
@@ -284,9 +284,19 @@ def find_values(
         if column is not None:
             found[part] = table.cell(column)
         elif asked is not None or part in required:
-            name = asked or part
-            raise missing(log.where, table, name, f" for {part}", f"{part}=COLUMN")
+            what = f" for {part}"
+            raise missing(log.where, table, asked or part, what, _guessed(table.names))
     return found
+
+
+def _guessed(names: Sequence[str]) -> str:
+    """Options that name the columns of a log, as far as its names tell."""
+    options = []
+    for part in FIELDS:
+        column = guess_name(part, names)
+        if column is not None or part.endswith("_id"):
+            options.append(f"--field {part}={column or 'COLUMN'}")
+    return " ".join(options)
 
 
 def missing(
