@@ -24,8 +24,8 @@ BLOCK = re.compile(
     re.S,
 )
 BROKER = "broker:9092"
-PORT = ":8080"
-SERVER = re.compile(r"^Recommendations: http://127.0.0.1(:\d+)/", re.M)
+PORT = "8080"
+SERVER = re.compile(r"^Recommendations: http://127.0.0.1:(\d+)/", re.M)
 """What `streamer up` prints, which takes another port if that one is taken."""
 PAGES = [page for page in sorted(DOCS.glob("*.md")) if PROMISE in page.read_text(encoding="utf-8")]
 
@@ -111,7 +111,7 @@ class Terminal:
 @pytest.fixture
 def ours(request: pytest.FixtureRequest, page: Path) -> dict[str, str]:
     """What a page names, and its address here: a free port, and a real broker if the page uses one."""
-    found = {PORT: f":{free_ports(1)[0]}"}
+    found = {PORT: str(free_ports(1)[0])}
     if BROKER in page.read_text(encoding="utf-8"):
         found[BROKER] = request.getfixturevalue("kafka_server").bootstrap
     return found
