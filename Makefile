@@ -10,7 +10,7 @@ INSTALL := $(UV) --constraint constraints.txt --compile-bytecode --build-constra
 GPU         := $(wildcard /dev/nvidiactl /dev/dxg)
 GPU_ONLY    := triton cuda-bindings cuda-pathfinder nvidia-cusolver nvidia-nvtx
 TORCH_INDEX ?=
-PYTEST  := $(BIN)/pytest --dist loadgroup --no-loadscope-reorder
+PYTEST  := $(BIN)/pytest --no-loadscope-reorder
 SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
 .DEFAULT_GOAL := help

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from commands import STARTED
 from crash_harness import Zygote
+from distribution import FileScheduling
 from hypothesis import HealthCheck, settings
 from servers.kafka import KafkaServer
 from servers.process import ServerUnavailable, skip_or_fail
@@ -29,11 +31,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("servers")
         if "zygote" in fixtures:
             item.add_marker("slow")
-        if not item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))  # one process runs all tests of a file
     # files with slow tests come first, so that no process is left with one of them at the end
     slow_files = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow_files)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:
+    return FileScheduling(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -118,7 +118,6 @@ def ours(request: pytest.FixtureRequest, page: Path) -> dict[str, str]:
 
 
 @pytest.mark.servers
-@pytest.mark.alone
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_the_commands_of_a_page_print_what_it_shows(page: Path, ours: dict[str, str], tmp_path: Path) -> None:

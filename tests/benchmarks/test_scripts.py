@@ -18,7 +18,6 @@ from common import interleaved
 from streamer.replay.datasets import open_log
 from streamer.replay.events import Events
 
-pytestmark = pytest.mark.alone
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 

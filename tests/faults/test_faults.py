@@ -13,7 +13,7 @@ from faults import one_trainer, serving, several_trainers  # noqa: F401  (they r
 from faults.scenarios import SCENARIOS
 from faults.world import World
 
-pytestmark = [pytest.mark.servers, pytest.mark.slow, pytest.mark.alone]
+pytestmark = [pytest.mark.servers, pytest.mark.slow]
 SEED = 1
 
 

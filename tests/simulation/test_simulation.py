@@ -11,7 +11,6 @@ import pytest
 from simulation.history import History
 from simulation.lockstep import LockstepHistory
 
-pytestmark = pytest.mark.alone
 HISTORIES = int(os.environ.get("HISTORIES", "400"))
 PARTS = 4
 
