@@ -182,10 +182,10 @@ class SourceContract:
         source, _ = opened(topic)
         assert source.poll(10, 0.05) == []
         assert source.poll(10, 0) == []
-        timer = threading.Timer(0.1, harness.append, (topic, 0, json_lines(0, 2)))
-        timer.start()
+        writer = threading.Thread(target=harness.append, args=(topic, 0, json_lines(0, 2)))
+        writer.start()
         rows = read(source, 2)
-        timer.join()
+        writer.join()
         assert [value for _, _, value in rows] == json_lines(0, 2)
 
     def test_end_positions_come_after_the_last_record_and_follow_new_ones_for_any_thread(self, harness, opened):

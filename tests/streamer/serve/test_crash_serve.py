@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import time
+import signal
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import Command
+from commands import Command, signal_at
 from line_harness import NOON_MS, TOPIC, events, values_of
 from serve_harness import wait_until
 from servers.process import free_ports
@@ -53,10 +53,12 @@ class Served:
             if number % 3 == 0:
                 self.log.append("items", [(item.encode(), encode(None, item, deleted=True), NOON_MS)])
 
-    def trainer(self) -> Command:
+    def trainer(self, prelude: str = "") -> Command:
         """`streamer run`."""
         where = ("--data-dir", self.directory, "--publish-dir", self.directory / "points", "--checkpoint-every", 0.5)
-        return Command(["run", "--log-format", "plain", *where, *MODEL, *CATALOGUE], self.directory / "run.log")
+        return Command(
+            ["run", "--log-format", "plain", *where, *MODEL, *CATALOGUE], self.directory / "run.log", prelude
+        )
 
     def server(self, *source: Any) -> Command:
         """`streamer serve`, from what is published unless another source is given."""
@@ -140,16 +142,13 @@ def test_a_server_follows_the_checkpoints_of_a_running_trainer_also_after_a_kill
 
 def test_a_trainer_killed_at_any_moment_loses_nothing_of_the_catalogue_and_applies_it_in_order(served):
     served.write(300)
+    moments = (("streamer.model.trainer:Trainer:step", 3), ("pathlib:Path:rename", 3), ("os:fsync", 9))
     with served.server():
-        for first in range(0, 90, 30):
-            with served.trainer() as trainer:
-                served.describe_items(first, first + 30)
-                time.sleep(0.05 * first / 30)  # in the middle of reading, or of saving
-                served.write(40)
-                wait_until(
-                    lambda first=first: (served.ask("status") or {}).get("generation", 0) > first / 30, "a start"
-                )
-                trainer.kill()
+        for first, (target, nth) in zip(range(0, 90, 30), moments, strict=True):
+            served.describe_items(first, first + 30)
+            served.write(70)
+            with served.trainer(signal_at(target, nth)) as trainer:
+                assert trainer.ended()[0] == -signal.SIGKILL
         with served.trainer():
             wait_until(served.caught_up, "learning")
             wanted = {f"n{n}": f"Number {n}" for n in range(90) if n % 3}
