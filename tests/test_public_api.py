@@ -83,13 +83,13 @@ def test_importing_streamer_loads_nothing_heavy():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["model.py", "replay.py", "cache_store/__init__.py"])
-def test_a_module_of_the_users_own_does_not_break_it(tmp_path, name):
+def test_modules_of_the_users_own_do_not_break_it(tmp_path):
     """A notebook's directory comes first on the path; what stands there is the user's, and theirs to import."""
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("MINE = True\n")
-    module = name.split("/")[0].removesuffix(".py")
-    script = f"import {module}, streamer; from streamer import Learner; Learner(dim=4); assert {module}.MINE"
+    (tmp_path / "cache_store").mkdir()
+    for name in ("model.py", "replay.py", "cache_store/__init__.py"):
+        (tmp_path / name).write_text("MINE = True\n")
+    script = "import model, replay, cache_store; from streamer import Learner; Learner(dim=4)"
+    script += "; assert model.MINE and replay.MINE and cache_store.MINE"
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=120)
 
 
@@ -108,9 +108,12 @@ def code_cells(path: Path) -> list[dict[str, typing.Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebooks_run_and_every_cell_shows_something(path, tmp_path):
-    """As Jupyter runs them: one cell after the other, each shows what it prints and the value of its last line."""
+    """As Jupyter runs them, but of fewer events: each cell shows what it prints and the value of its last line."""
     cells = tmp_path / "cells.json"
-    cells.write_text(json.dumps(["".join(cell["source"]) for cell in code_cells(path)]))
+    sources = ["".join(cell["source"]) for cell in code_cells(path)]
+    cells.write_text(
+        json.dumps([re.sub(r"^count = [\d_]+", "count = 1_000", source, flags=re.M) for source in sources])
+    )
     done = subprocess.run(
         [sys.executable, "-c", RUN_CELLS, cells], cwd=tmp_path, capture_output=True, text=True, timeout=280
     )

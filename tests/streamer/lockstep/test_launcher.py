@@ -92,10 +92,9 @@ def launched(tmp_path: Path, trainers: int, script: str) -> tuple[int, list[str]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("code", [0, 2])
-def test_ranks_that_ended_well_or_with_wrong_settings_are_not_started_again(code, tmp_path):
-    ended, written = launched(tmp_path, 2, f"file.write('started '); sys.exit({code})")
-    assert ended == code
+def test_ranks_that_ended_with_wrong_settings_are_not_started_again(tmp_path):
+    code, written = launched(tmp_path, 2, "file.write('started '); sys.exit(2)")
+    assert code == 2
     assert max(text.count("started") for text in written) == 1  # one that is stopped may not have come to write it
 
 

@@ -217,8 +217,8 @@ def truncate(path: Path, share: float) -> None:
 
 DAMAGES = {
     "it is lost": Path.unlink,
-    **{f"a bit at {share} is flipped": partial(flip, share=share) for share in (0.001, 0.3, 0.7, 0.999)},
-    **{f"{share} of it is left": partial(truncate, share=share) for share in (0.0, 0.4, 0.99)},
+    "a bit is flipped": partial(flip, share=0.3),
+    "the rest of it is left out": partial(truncate, share=0.4),
     "the one before comes again": lambda path: shutil.copy(delta_of(path.parent, 2), path),
     "it is of another run": lambda path: shutil.copy(delta_of(path.parents[1] / "other", 3), path),
 }
@@ -371,7 +371,7 @@ def test_a_large_model_comes_by_slice_after_slice_while_deltas_go_on(tmp_path, m
     streamer.Learner(learner).learn(STREAM[:600])
     trainer, server = Trainer(tmp_path / "points", learner), Server(tmp_path / "points")
     snapshots, first = SnapshotDirectory(tmp_path / "points"), []
-    for seed in range(50):
+    for seed in range(30):
         trainer.learn(events(8, seed=seed, users=30, items=150))
         first.append(SnapshotFile(list(snapshots.numbers().values())[-1]).end.first)
         if first[-1]:

@@ -23,6 +23,7 @@ from memory_source import MemoryLog, MemorySource
 from streamer.errors import SourceError, UnknownTopic
 from streamer.sources.base import Partition
 from streamer.sources.embedded import log as embedded_log
+from streamer.sources.embedded import source as embedded_source
 from streamer.sources.embedded.groups import ConsumerGroup
 from streamer.sources.embedded.log import EmbeddedLog
 from streamer.sources.embedded.source import EmbeddedSource, StartPolicy
@@ -192,7 +193,8 @@ def test_large_values_are_cut_into_smaller_runs(log, open_embedded, monkeypatch)
     assert values_of(source, 9) == values
 
 
-def test_readers_are_not_blocked_by_a_writer_in_the_middle_of_an_append(tmp_path, log, open_embedded):
+def test_readers_are_not_blocked_by_a_writer_in_the_middle_of_an_append(tmp_path, log, open_embedded, monkeypatch):
+    monkeypatch.setattr(embedded_source, "BUSY_TIMEOUT_S", 0.05)
     log.append("t", records([b"a"]), partition=0)
     other = sqlite3.connect(tmp_path / "log.sqlite3", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
