@@ -120,16 +120,6 @@ class TestUntouchedItems:
         assert len(learner.state.cold_items) == len(learner.state.items)
 
 
-class TestDeletion:
-    def test_a_deleted_item_is_forgotten_with_all_that_was_said_of_it(self):
-        learner = OnlineLearner(small(**DESCRIBED))
-        learn(learner, [*interactions(), *catalogue("new", brand="b1", title="New!")])
-        learn(learner, [(NO_USER, "new", None), (NO_USER, "i0", None), (NO_USER, "never heard of", None)])
-        assert not {"new", "i0"} & recommended(learner)
-        assert (len(learner.state.cold_items), len(learner.state.titles)) == (0, 0)
-        assert learner.state.items.row_of("new") is None
-
-
 IDS = st.integers(0, 5).map("i{}".format)
 BRANDS = st.sampled_from(["b0", "b1"])
 ONE: st.SearchStrategy[Said] = st.one_of(

@@ -41,15 +41,6 @@ def test_bands_agree_with_a_walk_down_the_items(counts, data):
     assert sum(found) == pytest.approx(1)
 
 
-def test_the_head_has_half_of_all_events():
-    popularity = popularity_of([50, 30, 10, 5, 5])
-    assert composition(np.array([0]), popularity) == (1, 0, 0)
-    assert composition(np.array([1]), popularity) == (0, 1, 0)
-    assert composition(np.array([2, 3]), popularity) == (0, 0, 1)
-    assert composition(np.array([0, 0, 1, 4]), popularity) == (0.5, 0.25, 0.25)
-    assert composition(np.array([0, 1]), popularity_of([97, 2, 1])) == (0.5, 0, 0.5)
-
-
 def test_an_empty_cache_has_no_composition():
     assert composition(np.array([], np.int64), popularity_of([1, 2])) == (0, 0, 0)
     assert composition(np.array([0]), ExactPopularity()) == (0, 0, 0)

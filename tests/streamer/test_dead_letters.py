@@ -133,14 +133,6 @@ def test_file_is_written_by_one_at_a_time(tmp_path: Path):
     FileDeadLetters(tmp_path / "dead.jsonl").close()
 
 
-def test_file_that_cannot_be_opened_is_named(tmp_path: Path):
-    with pytest.raises(StreamerError, match=r"cannot open dead letters .*: Is a directory"):
-        FileDeadLetters(tmp_path)
-    (tmp_path / "file").touch()
-    with pytest.raises(StreamerError, match="cannot open"):
-        FileDeadLetters(tmp_path / "file" / "dead.jsonl")
-
-
 @pytest.mark.parametrize("size", [10, 10_000])
 def test_after_a_full_disk_nothing_succeeds_any_more(tmp_path: Path, size: int):
     letters = FileDeadLetters(tmp_path / "dead.jsonl")

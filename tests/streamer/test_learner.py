@@ -23,7 +23,7 @@ from line_harness import (
 )
 
 import streamer
-from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
+from streamer.errors import IncompatibleCheckpoint, SettingsError
 from streamer.learner import OnlineLearner
 from streamer.model.losses import METHODS
 from streamer.model.settings import LearnerSettings
@@ -145,16 +145,6 @@ class TestNotFinite:
         assert not torch.equal(table.weight[4], before[4, : table.dim])
         assert all_finite(learner)
         assert int(learner.state.trainer.not_finite) == 1
-
-    def test_it_is_never_saved_and_the_checkpoint_before_stays(self, tmp_path):
-        learner = OnlineLearner(small())
-        learn_all(learner, events(100))
-        learner.save(tmp_path)
-        good = OnlineLearner.load(tmp_path)
-        learner.state.trainer.model.tables["item.id"].weight[3, 1] = float("inf")
-        with pytest.raises(CheckpointError, match=r"1 of [\d,]+ numbers in items/table.lines are not finite"):
-            learner.save(tmp_path)
-        assert_same_learner(OnlineLearner.load(tmp_path), good)
 
 
 class TestFeatures:

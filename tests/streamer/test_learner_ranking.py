@@ -151,12 +151,6 @@ class TestRecommending:
             wanted = streamer.Learner(counted).recommend(user or "somebody new", 25, exclude_seen=exclude_seen)
             assert {r.item: r for r in found} == {r.item: r for r in wanted}
 
-    def test_a_new_user_is_served_by_events_that_are_not_learned_yet(self):
-        learner = learned()
-        query = Recommender(learner).user("somebody new", [("i1", 900.0), ("i2", 901.0)])
-        assert query.known
-        assert [learner.state.items.id_of(row) for row in query.recent] == ["i2", "i1"]
-
     @pytest.mark.parametrize("rerank", [True, False])
     def test_excluded_items_do_not_come_back_and_do_not_shorten_the_list(self, rerank):
         learner = learned(rerank=rerank)
@@ -222,19 +216,6 @@ class TestRecommending:
         found = {r.item for r in streamer.Learner(learner).recommend("u3", k=1000)}
         assert "theirs" in found
         assert "nobody's" not in found
-
-    def test_given_items_are_ranked_by_the_scores_that_recommend_gives_them(self):
-        learner = learned()
-        every = streamer.Learner(learner).recommend("u3", k=1000)
-        scores = {r.item: r.score for r in every}
-        assert len(every) == len(scores) == len(learner.state.items)
-        assert list(scores.values()) == sorted(scores.values(), reverse=True)
-        wanted = [f"i{n}" for n in range(0, 150, 7)]
-        found = streamer.Learner(learner).recommend("u3", 1000, among=[*wanted, "never seen", wanted[0]])
-        known = [item for item in wanted if item in scores]
-        assert len(known) > 10
-        assert {r.item: r.score for r in found} == pytest.approx({item: scores[item] for item in known}, abs=1e-5)
-        assert [r.item for r in found] == sorted(known, key=lambda item: -scores[item])
 
     def test_asking_changes_nothing_that_is_learned(self):
         asked, left_alone = learned(), learned()

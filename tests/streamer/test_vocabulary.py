@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
@@ -64,16 +63,6 @@ class AgainstDictionary(RuleBasedStateMachine):
 
 
 TestAgainstDictionary = AgainstDictionary.TestCase
-
-
-@given(st.lists(IDS, max_size=40), st.sampled_from([0, 1, 7]))
-def test_rows_are_given_in_the_order_of_first_appearance(ids, first):
-    vocabulary = Vocabulary(first)
-    distinct = list(dict.fromkeys(ids))
-    assert vocabulary.rows(ids).tolist() == [first + distinct.index(raw) for raw in ids]
-    assert vocabulary.ids == distinct
-    assert vocabulary.size == first + len(distinct)
-    assert vocabulary.rows([]).dtype == np.int64
 
 
 def test_memory_stays_the_same_while_ids_come_and_go():

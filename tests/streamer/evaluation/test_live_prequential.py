@@ -84,13 +84,6 @@ class TestWhatCounts:
         assert (test.model.events, test.model.hits) == (2, 2)
         assert test.events == 4
 
-    def test_most_popular_is_the_share_of_events_among_the_most_counted_items(self):
-        learner = OnlineLearner(small())
-        learn_all(learner, [("u", item) for item in "aaaabbbccd"])
-        test = ranks_all(learner, k=2)
-        ranked_by(learner, [("v", item) for item in "abcdab"], test)
-        assert test.figure("most-popular").hits == 4
-
     def test_at_most_the_sample_is_ranked_of_a_batch(self):
         learner = OnlineLearner(small())
         learn_all(learner, events(64))

@@ -294,18 +294,6 @@ class TestPositions:
             line.run()
         assert sorted(line.trained) == [(P0, k) for k in range(17, 30)] + [(P1, k) for k in range(30)]
 
-    @pytest.mark.parametrize(
-        ("trainer", "since", "start"), [("us", 0, 17), ("us", 30, 30), ("them", 0, 50), ("", 0, 50)]
-    )
-    def test_a_checkpoint_rules_only_over_what_its_own_trainer_committed(self, trainer, since, start):
-        log = memory_log(values_of(events(60)))
-        log.committed["streamer"] = {P0: 50}
-        log.trained_by["streamer", P0] = trainer, since
-        line = Line(Watched(log, TOPIC, trainer="us"), offsets=OffsetLedger({P0: 17}), until_end=True)
-        with started(line):
-            line.run()
-        assert line.trained[0] == (P0, start)
-
     def test_what_the_checkpoint_says_is_committed_at_once(self):
         """A crash between a checkpoint and its commit would else look like lag until something new comes."""
         log = memory_log(values_of(events(60)), partitions=2)
@@ -332,31 +320,6 @@ class TestPositions:
 
 
 class TestRevocation:
-    def test_what_waits_of_a_revoked_partition_is_dropped_and_counted_nowhere(self):
-        line = line_of(200, partitions=2, until_end=True)
-        with started(line):
-            until(lambda: line.step() is not None)
-            until(lambda: line.queued == 192)
-            line.lose(P0)
-            assert line.queued == 96
-            line.run()
-        assert sorted(line.trained) == [(P0, k) for k in range(4)] + [(P1, k) for k in range(100)]
-        assert line.accounted == 104
-        assert line.log.committed["streamer"][P0] == 4, "what was trained of it, and no more, is committed"
-
-    def test_it_waits_for_the_batch_in_flight(self):
-        line = line_of(100, batch_size=10)
-        with started(line):
-            until(lambda: line.queued == 100)
-            with line.ingest.batch(1) as batch:
-                line.source.revoke([P0])
-                until(lambda: line.queued == 0)
-                time.sleep(0.05)
-                assert line.positions == {P0: 0}, "still ours while it is trained"
-                assert batch is not None
-            until(lambda: not line.positions, line.step)
-        assert line.log.committed["streamer"] == {P0: 10}
-
     def test_it_does_not_wait_for_a_batch_of_other_partitions(self):
         log = memory_log([], partitions=2)
         log.append(TOPIC, [(None, value, 0) for value in values_of(events(10))], partition=1)
@@ -367,21 +330,6 @@ class TestRevocation:
             with line.ingest.batch(1):
                 source.revoke([P0])
                 until(lambda: line.ingest.handover_wanted)
-
-    def test_it_waits_until_the_trainer_has_handed_over(self):
-        line = line_of(100, batch_size=10)
-        with started(line):
-            until(lambda: line.step() is not None)
-            line.source.revoke([P0])
-            until(lambda: line.ingest.handover_wanted)
-            offsets = line.ingest.take_snapshot()
-            assert offsets.positions == offsets.releasing == {P0: 10}
-            assert not line.ingest.handover_wanted, "once is enough"
-            polls = line.source.polls.total()
-            time.sleep(0.05)
-            assert line.source.polls.total() == polls
-            line.ingest.handed_over(offsets.releasing)
-            until(lambda: line.source.polls.total() > polls)
 
     def test_it_does_not_wait_for_ever(self, monkeypatch, caplog):
         monkeypatch.setattr(handover, "HANDOVER_S", 0.05)
@@ -395,19 +343,6 @@ class TestRevocation:
             assert line.ingest.take_snapshot() == ({P0: 10}, {})
             line.ingest.commit({P0: 10})
         assert line.log.committed == {}, "what is saved too late is not ours to commit"
-
-    @pytest.mark.parametrize(("committed", "resumed"), [(70, 70), (3, 10)])
-    def test_a_partition_that_comes_back_goes_on_behind_what_others_have_trained_and_never_before_what_we_have(
-        self, committed, resumed
-    ):
-        line = line_of(100, batch_size=10, until_end=True)
-        with started(line):
-            until(lambda: line.step() is not None)
-            line.lose(P0)
-            line.log.committed["streamer"][P0] = committed
-            line.source.assign([P0])
-            line.run()
-        assert [offset for _, offset in line.trained] == [*range(10), *range(resumed, 100)]
 
 
 # sources that fail ----------------------------------------------------------------------------------------------------

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +20,6 @@ from streamer.metrics.monitor import KEPT_LETTERS, Monitor
 from streamer.metrics.observer import Observer
 from streamer.metrics.sampler_report import SamplerReport
 from streamer.metrics.status import Member, Status
-from streamer.snapshot import SnapshotDirectory
 from streamer.snapshot.checkpointer import SaveStats
 from streamer.snapshot.publisher import PublishStatus
 from streamer.sources.base import Partition
@@ -111,33 +108,6 @@ class TestAfterARun:
         for history, shares in ended.monitor.status.influence.items():
             assert found[history] == list(shares.values())
             assert sum(found[history]) == pytest.approx(1)
-
-    def test_the_sampler_is_within_what_is_possible(self, ended):
-        for part in ("batch", "cache"):
-            assert 1 <= value(ended, "streamer_sampler_effective_size", part=part) <= 60
-            assert 0 <= value(ended, "streamer_sampler_own_share", part=part) <= 1
-            assert value(ended, "streamer_sampler_distinct_negatives", part=part) >= 1
-
-    def test_the_cache_is_described(self, ended):
-        assert value(ended, "streamer_cache_slots") == 32
-        assert 1 < value(ended, "streamer_cache_distinct_items") <= 32
-        assert 0 < value(ended, "streamer_cache_entropy_nats") <= math.log(32)
-        assert 0 < value(ended, "streamer_cache_turnover_share") <= 1
-        bands = [value(ended, "streamer_cache_slot_share", band=band) for band in ("head", "torso", "tail")]
-        assert sum(bands) == pytest.approx(1)
-        assert 0 < value(ended, "streamer_popularity_items") <= len(ended.learner.state.items)
-
-    def test_checkpoints_are_counted_and_weighed(self, ended):
-        assert value(ended, "streamer_checkpoints_total", result="saved") >= 3
-        assert value(ended, "streamer_checkpoints_total", result="failed") == 0
-        assert value(ended, "streamer_checkpoint_unsaved_events") == 0
-        newest: Path = ended.pipeline.last_checkpoint
-        base, *deltas = [one.size_bytes for one in SnapshotDirectory(newest.parent).load().chain]
-        expected = {"size_bytes": newest.stat().st_size, "base_bytes": base}
-        expected |= {"deltas": len(deltas), "delta_bytes": sum(deltas)}
-        assert {name: value(ended, f"streamer_checkpoint_{name}") for name in expected} == expected
-        for name, most in (("longest_pause", 60), ("duration", 60), ("age", 3600)):
-            assert 0 < value(ended, f"streamer_checkpoint_{name}_seconds") < most
 
     def test_no_id_of_a_user_or_item_is_in_the_exposition(self, ended):
         text = generate_latest(ended.monitor.registry).decode()

@@ -65,12 +65,6 @@ def store(tmp_path):
 # --- chains --------------------------------------------------------------------------------------------------
 
 
-def test_a_new_directory_has_no_checkpoint(store):
-    assert store.load() is None
-    assert store.paths() == []
-    assert store.wants_base
-
-
 def test_the_newest_point_is_its_base_and_all_deltas(store):
     paths = save_chain(store, 3)
     assert [path.name[-8:] for path in paths] == ["001.base", "02.delta", "03.delta", "04.delta"]
@@ -118,19 +112,6 @@ def test_a_restart_adds_to_the_chain(tmp_path):
         assert not store.wants_base
         assert save_state(store, 2).name == "ckpt-00000000000000000003.delta"
         assert_is_state(store.load(), 2)
-
-
-def test_an_earlier_point_can_be_gone_back_to_in_place(store):
-    """A rollback: what is saved next continues the earlier point, and is the newest."""
-    save_chain(store, 3)
-    assert_is_state(store.load_number(2), 1)
-    rows = np.arange(ROWS)
-    lines = {"lines": np.full((ROWS, 3), 99, np.float32)}
-    path = store.save([RowChunk("items", rows, lines)], {}, {"number": 99}, base=False)
-    assert path.name == "ckpt-00000000000000000005.delta"
-    checkpoint = store.load()
-    assert [one.end.number for one in checkpoint.chain] == [1, 2, 5]
-    assert checkpoint.meta == {"number": 99}
 
 
 def test_numbers_that_are_not_finite_are_refused_by_name_and_leave_nothing(store):
@@ -360,17 +341,6 @@ def test_corrupt_points_do_not_count_among_those_that_are_kept(tmp_path):
         assert store.paths() == [third, fourth]
 
 
-def test_the_number_of_a_corrupt_point_that_was_removed_can_be_used_again(tmp_path):
-    with CheckpointStore(tmp_path, keep=1) as store:
-        first, second = save_states(store, 1, base=True) + save_states(store, 2, base=False)
-        damaged(second, "zeroed")
-        assert_is_state(store.load(), 1)
-        second.unlink()
-        assert save_state(store, 2).stem == second.stem
-        assert first not in store.paths()
-        assert_is_state(store.load(), 2)
-
-
 @pytest.mark.parametrize("keep", [0, -1])
 def test_at_least_one_checkpoint_must_be_kept(tmp_path, keep):
     with pytest.raises(ValueError, match="keep"):
@@ -419,15 +389,6 @@ def test_a_copy_is_not_mixed_with_other_checkpoints(store, tmp_path):
 # --- who may write -------------------------------------------------------------------------------------------
 
 
-def test_two_trainers_cannot_share_a_directory(tmp_path):
-    with (
-        CheckpointStore(tmp_path),
-        pytest.raises(CheckpointError, match=rf"another process \(pid {os.getpid()}\) uses .*Stop it, or choose"),
-    ):
-        CheckpointStore(tmp_path)
-    CheckpointStore(tmp_path).close()
-
-
 @pytest.mark.parametrize(
     "moment", [(directory, "_write_frames"), (Lease, "check"), (directory, "sync_to_disk")], ids=lambda at: at[1]
 )
@@ -470,13 +431,6 @@ def test_whoever_slept_before_it_removes_points_removes_nothing(tmp_path, monkey
     assert slept.paths() == [slept.path(4, is_base=True)], "the newer one has removed them"
     with CheckpointStore(tmp_path, keep=1) as again:
         assert_is_state(again.load(), 3)
-
-
-def test_a_reader_reads_beside_a_trainer_and_creates_nothing(tmp_path, store):
-    save_states(store, 5)
-    assert_is_state(SnapshotDirectory(store.directory).load(), 5)
-    assert SnapshotDirectory(tmp_path / "absent").load() is None
-    assert not (tmp_path / "absent").exists()
 
 
 def test_a_reader_goes_on_to_the_next_when_the_trainer_removes_one_meanwhile(store, monkeypatch, caplog):

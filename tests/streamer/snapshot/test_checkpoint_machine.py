@@ -162,23 +162,3 @@ def test_the_machine_saves_deltas():
         assert np.diff([suffix == ".base" for suffix in suffixes]).any()
     finally:
         machine.teardown()
-
-
-def test_what_is_retired_after_a_save_is_gone_in_the_next_and_not_in_that():
-    machine = CheckpointMachine()
-    try:
-        for seed in range(3):
-            machine.learn(seed, count=12, ids=40)
-        machine.save()
-        machine.copy_some(1)
-        machine.delete(2)
-        machine.finish()
-        machine.delete(4)
-        machine.learn(77, count=12, ids=40)  # beyond the limits
-        machine.save()
-        machine.finish()
-        paths = SnapshotDirectory(machine.directory).paths()
-        assert [path.suffix for path in paths] == [".base", ".delta"]
-        assert {kind for kind, _ in machine.learner.eviction.evicted} == {"users", "items"}
-    finally:
-        machine.teardown()

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 from clock import Clock
-from contracts.source_contract import RecordingListener, rows_of
+from contracts.source_contract import RecordingListener
 from fake_kafka import OURS, FakeKafka
 from kafka import OffsetAndMetadata, errors
 from kafka.net.connection import KafkaConnection
@@ -154,22 +154,6 @@ def clock(fake: FakeKafka, monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = fake.clock = Clock()
     monkeypatch.setattr("streamer.sources.kafka.source.time.monotonic", clock)
     return clock
-
-
-def test_after_a_pause_longer_than_the_session_nothing_is_read_until_the_group_has_confirmed_us(
-    source: KafkaSource, fake: FakeKafka, clock: Clock
-) -> None:
-    source.open(RecordingListener({}))
-    assert source.is_member
-    assert len(rows_of(source.poll(1, 0))) == 1
-    clock.now += SESSION_S + 1
-    assert not source.is_member
-    assert source.poll(10, 0) == []
-    fake.answer(clock.now - SESSION_S - 0.5)  # sent before the pause, and read after it
-    assert not source.is_member
-    fake.answer(clock.now)
-    assert source.is_member
-    assert [offset for _, offset, _ in rows_of(source.poll(10, 0))] == [1, 2]
 
 
 def test_a_member_that_was_removed_trains_saves_and_commits_nothing_more_and_joins_again_behind_the_others(

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
-import subprocess
-import sys
 import urllib.request
 from importlib import resources
 from pathlib import Path
@@ -14,13 +10,10 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from crash_harness import TINY
-from line_harness import NOON_MS, TOPIC, events, until, values_of
-from servers.process import Process
 
 from streamer.cli.run import run, watching
 from streamer.errors import StreamerError
 from streamer.metrics.observer import Observer
-from streamer.sources.embedded.log import EmbeddedLog
 from streamer.web import live, serving
 from streamer.web.live import opens_browser
 from streamer.web.server import listen
@@ -56,19 +49,6 @@ def test_a_port_in_use_ends_the_run_before_anything_is_loaded(tmp_path):
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("port", ["-1", "65536", "http"])
-def test_a_port_that_is_none_is_refused(port):
-    result = CliRunner().invoke(run, ["--metrics-port", port])
-    assert result.exit_code == 2
-    assert "--metrics-port" in result.output
-
-
-def test_help_loads_neither_torch_nor_the_server_nor_plotly():
-    loaded = "[m for m in sys.modules if m in ('torch', 'plotly', 'fastapi', 'uvicorn')]"
-    script = f"import sys, streamer.cli.run; print({loaded})"
-    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "[]"
-
-
 def test_the_pages_have_every_file_of_the_package():
     static = Path(str(resources.files("streamer.web") / "static"))
     files = {str(path.relative_to(static)) for path in static.rglob("*") if path.is_file()}
@@ -90,30 +70,6 @@ def test_the_pages_have_every_file_of_the_package():
 def test_a_browser_opens_only_where_somebody_sees_it(monkeypatch, environ, terminal, opens):
     monkeypatch.setattr("sys.stderr", SimpleNamespace(isatty=lambda: terminal))
     assert opens_browser(environ) is opens
-
-
-@pytest.mark.slow
-def test_a_real_run_is_served_until_it_ends(tmp_path):
-    with EmbeddedLog(tmp_path) as log:
-        log.create_topic(TOPIC, 2)
-        log.append(TOPIC, [(None, value, NOON_MS) for value in values_of(events(2000))])
-    command = [sys.executable, "-m", "streamer", "run", "--data-dir", tmp_path, "--topic", TOPIC, *QUICK]
-    process = Process([*command, "--metrics-port", "0"], tmp_path / "run.log")
-    process.wait_until(lambda: "live page at " in process.log.read_text(), 120)
-    url = re.search(r"live page at (\S+/),", process.log.read_text()).group(1)
-
-    def count(name: str) -> float:
-        text = urllib.request.urlopen(f"{url}metrics").read().decode()
-        return float(re.search(rf"^{name} (\S+)$", text, re.MULTILINE).group(1))
-
-    until(lambda: count("streamer_events_trained_total") >= 1984)  # all full batches of 64
-    until(lambda: json.loads(urllib.request.urlopen(f"{url}readyz").read())["ok"])
-    assert count("streamer_partitions") == 2
-    assert count("streamer_steps_total") == 31
-    process.stop()
-    assert not process.running()
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"{url}healthz", timeout=5)
 
 
 def test_the_documentation_names_what_is_served():
