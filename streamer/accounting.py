@@ -15,7 +15,9 @@ class Accounting:
 
     trained: int = 0
     filtered: int = 0
-    """Among them those that are `not_admitted`, and `catalogue`."""
+    """Among them those that are `not_admitted`, `catalogue`, and those that others have
+    trained and we only counted.
+    """
     dead_letters: Counter[str] = field(default_factory=Counter)
     lost: int = 0
     """Records that were removed by retention before they were read; they were never
@@ -39,7 +41,7 @@ class Accounting:
     def add(self, batch: MicroBatch) -> None:
         """Count the events of a batch that is trained."""
         self.trained += batch.learned
-        self.filtered += batch.filtered + batch.not_admitted + batch.catalogue
+        self.filtered += len(batch) - batch.learned + batch.filtered
         self.not_admitted += batch.not_admitted
         self.catalogue += batch.catalogue
         self.dead_letters.update(str(letter.reason) for letter in batch.dead_letters)

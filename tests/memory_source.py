@@ -115,8 +115,9 @@ class MemorySource:
 
     def commit(self, positions: Positions) -> None:
         with self._log.changed:
-            self._log.committed.setdefault(GROUP, {}).update(positions)
-            for partition in positions:
+            committed = self._log.committed.setdefault(GROUP, {})
+            for partition, position in positions.items():
+                committed[partition] = max(position, self._since.get(partition, 0))
                 self._log.trained_by[GROUP, partition] = (self._trainer, self._since.get(partition, 0))
 
     def end_offsets(self) -> Positions:

@@ -69,6 +69,7 @@ class MicroBatch(EventColumns):
         0  # of its events, those of users or items that have not come often enough
     )
     catalogue: int = 0  # of its events, those of the catalogue, which have no user
+    trained_by_others: int = 0  # of its events, those that are only counted
     of_catalogue: MicroBatch | None = (
         None  # in a group: its events of the catalogue, if it does not hold them
     )
@@ -76,7 +77,8 @@ class MicroBatch(EventColumns):
     @property
     def learned(self) -> int:
         """How many of its events are trained."""
-        return len(self) - self.not_admitted - self.catalogue
+        skipped = self.not_admitted + self.catalogue + self.trained_by_others
+        return len(self) - skipped
 
     def only(self, events: Sequence[int]) -> MicroBatch:
         """Some of its events, ascending, without all that is not an event."""

@@ -68,7 +68,9 @@ class GroupSharing(StoreSharing):
             super().flush()
 
     def parts(self, batch: MicroBatch) -> list[LearnPart]:
-        new = self._are_new(batch)
+        counted = self._are_counted(batch)
+        self._note_duplicates(batch, counted)
+        new = ~counted
         of_ranks = self._group.gather_equal(np.array([(~new).sum(), new.sum()]))
         duplicates, others = np.stack(of_ranks).sum(0).tolist()
         if not duplicates:

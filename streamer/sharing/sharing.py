@@ -114,6 +114,9 @@ class StoreSharing(Sharing):
         by_kind["items"] = {"shared": store.table, **by_kind["items"]}
         self._names: dict[Partition, str] = {}
         self._starts: dict[str, int] = {}
+        self._trained: dict[Partition, int] = {}
+        """Before these offsets others have trained; we read from earlier ones to count."""
+        self._trained_by_others = 0  # events of this batch
         self._additions: Additions = []
         self._cache: Rows | None = None
         self._duplicate_events = 0
@@ -193,35 +196,60 @@ class StoreSharing(Sharing):
         return rows
 
     def parts(self, batch: MicroBatch) -> list[LearnPart]:
-        new = self._are_new(batch)
-        if new.all():
+        trained = self._are_before(batch, self._trained)
+        counted = self._are_counted(batch)
+        if not trained.any() and not counted.any():
             return [LearnPart(batch, True)]
-        parts = [
-            LearnPart(batch.only(np.flatnonzero(~new).tolist()), False),
-            LearnPart(batch.only(np.flatnonzero(new).tolist()), True),
-        ]
-        return [part for part in parts if len(part.batch)]
+        self._trained_by_others += int(trained.sum())
+        self._count(batch.only(np.flatnonzero(trained & ~counted).tolist()))
+        self._note_duplicates(batch, counted & ~trained)
+        parts = []
+        for part_is_counted in (True, False):
+            events = np.flatnonzero(~trained & (counted == part_is_counted))
+            if len(events):
+                some = batch.only(events.tolist())
+                parts.append(LearnPart(some, not part_is_counted))
+        return parts
 
-    def _are_new(self, batch: MicroBatch) -> NDArray[np.bool_]:
-        """[B] whether nobody has counted each event; the others are counted as
-        duplicates.
-        """
-        new = np.ones(len(batch), np.bool_)
+    def _are_before(
+        self, batch: MicroBatch, ends: Mapping[Partition, int]
+    ) -> NDArray[np.bool_]:
+        """[B] whether each event is before the offset that is given for its partition."""
+        found = np.zeros(len(batch), np.bool_)
         for partition, start, stop in batch.origins:
-            until, _ = self._table.version(self._name(partition))
-            if batch.offsets[start] >= until:
-                continue
-            new[start:stop] = np.array(batch.offsets[start:stop]) >= until
-            self._duplicate_events += int((~new[start:stop]).sum())
-            if partition not in self._logged_duplicates:
+            end = ends.get(partition, 0)
+            if batch.offsets[start] < end:
+                found[start:stop] = np.array(batch.offsets[start:stop]) < end
+        return found
+
+    def _are_counted(self, batch: MicroBatch) -> NDArray[np.bool_]:
+        """[B] whether somebody has counted each event."""
+        partitions = {origin.partition for origin in batch.origins}
+        ends = {p: self._table.version(self._name(p))[0] for p in partitions}
+        return self._are_before(batch, ends)
+
+    def _note_duplicates(self, batch: MicroBatch, events: NDArray[np.bool_]) -> None:
+        """Note which events are trained and not counted."""
+        self._duplicate_events += int(events.sum())
+        for partition, start, stop in batch.origins:
+            if events[start:stop].any() and partition not in self._logged_duplicates:
                 # after a crash that is right, with another input of the same name not
                 self._logged_duplicates.add(partition)
                 logger.info(
                     "%s is counted up to offset %s: events before it are trained, not counted",
                     partition,
-                    f"{until:,}",
+                    f"{self._table.version(self._name(partition))[0]:,}",
                 )
-        return new
+
+    def _count(self, batch: MicroBatch) -> None:
+        """Count events that others have trained, and whose counts we do not have."""
+        state = self._learner.state
+        rows = state.rows_of("items", batch.items)
+        state.mark_seen("items", rows)
+        state.item_counts.observe(rows)
+        state.decayed_popularity.observe(rows)
+        state.remove_cold_items(rows)
+        self._add_batch(batch, rows)
 
     def _name(self, partition: Partition) -> str:
         return self._names.get(partition) or counts_of(str(partition))
@@ -229,9 +257,12 @@ class StoreSharing(Sharing):
     def contribute(self, part: LearnPart, learned: Learned) -> None:
         if not part.counted or not len(learned.items):
             return
-        for partition, start, stop in part.batch.origins:
-            self._add_counted(self._name(partition), learned.items[start:stop])
+        self._add_batch(part.batch, learned.items)
         self._add_drawn(learned)
+
+    def _add_batch(self, batch: MicroBatch, items: Rows) -> None:
+        for partition, start, stop in batch.origins:
+            self._add_counted(self._name(partition), items[start:stop])
 
     def _add_counted(self, name: str, rows: Rows) -> None:
         self._additions.append((name, rows, np.ones(len(rows), np.int64)))
@@ -243,6 +274,8 @@ class StoreSharing(Sharing):
             self._additions.append((self._table.own, rows, amounts))
 
     def advance(self, batch: MicroBatch) -> None:
+        batch.trained_by_others = self._trained_by_others
+        self._trained_by_others = 0
         positions = {self._name(p): at for p, at in batch.positions.items()}
         self._record(positions)
 
@@ -275,6 +308,7 @@ class StoreSharing(Sharing):
             known = self._shared.newest(name)[0]
             is_new = has_answered and not known and not self._shared.is_behind(name)
             allowed[partition] = at if is_new else min(at, known)
+            self._trained[partition] = int(at)
             # what nobody has counted before the start, nobody is going to acknowledge
             self._starts[name] = 0 if known else int(allowed[partition])
         return allowed

@@ -242,7 +242,7 @@ def moved_without_redis(how: str) -> Function:
     return run
 
 
-scenario("shared counts: a trainer is killed while Redis is away", "redis_away_killed")(
+scenario("shared counts: a trainer is killed while Redis is away", "redis_away_killed", short=True)(
     moved_without_redis("is killed")
 )
 scenario("shared counts: a trainer leaves while Redis is away", "redis_away_leaves")(moved_without_redis("leaves"))

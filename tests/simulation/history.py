@@ -1,6 +1,7 @@
 """One history: what happens to a group of trainers, decided by a seed, and what must be true of it.
 
 - Every event is trained.
+- What is committed never goes back, and whoever gets a partition then trains nothing before it.
 - It is trained once; twice only if a trainer had trained it and its offset was not committed when that trainer was
   killed or stopped for longer than its session, or when its partition was revoked while the store was away.
 - An offset is committed only if everything before it is in checkpoints, and where counts are shared, in the store.
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from contracts.store_trainer import item, stored
@@ -39,6 +41,7 @@ class History:
         self.random = self.scheduler.random
         self.broker = Broker(self.scheduler, self.random.randint(1, 3))
         self.broker.on_commit = self._check_commit
+        self.broker.on_assigned = self._on_assigned
         self.disk: dict[str, Any] = {}
         self.server = MemoryServer()
         self.network = Network(self.scheduler, self.server) if self.random.random() < 0.6 else None
@@ -46,6 +49,7 @@ class History:
         self.stopped: dict[str, float] = {}
         self.store_is_back_at = -math.inf
         self.may_be_doubled: set[tuple[int, int]] = set()
+        self.began_after: dict[tuple[str, int], int] = {}
         self.said: list[str] = []
         self.problems: list[str] = []
 
@@ -91,7 +95,7 @@ class History:
         if self._living(name) is None:
             self._reap(name)
             self._note(f"{name} starts")
-            self.trainers[name] = Trainer(name, self.broker, self.disk, self.network, self._on_event)
+            self.trainers[name] = Trainer(name, self.broker, self.disk, self.network, partial(self._on_event, name))
 
     def _reap(self, name: str) -> None:
         """A trainer may end by itself only if it cannot begin."""
@@ -133,20 +137,29 @@ class History:
             self._note(f"{name} leaves")
             trainer.leave()
 
-    def _cut(self, _: str) -> None:
+    def _cut(self, name: str) -> None:
+        """The store is away for a while; sometimes a trainer dies then, and others get its partitions."""
         if self.network is not None:
             self._note("the store is away")
             self.network.is_cut = True
             self.store_is_back_at = math.inf
             for trainer in self.trainers.values():
                 self._note_uncommitted(trainer.learner.events)
-            self.scheduler.sleep(self.random.choice([0.0, 1.0, 10.0]))
+            if self.random.random() < 0.3:
+                self._kill(name)
+            self.scheduler.sleep(self.random.choice([0.0, 1.0, 10.0, SESSION_S + 10.0]))
             self.network.is_cut = False
             self.store_is_back_at = self.scheduler.now + FLUSH_S
             self._note("the store is back")
 
-    def _on_event(self, number: int, offset: int) -> None:
+    def _on_assigned(self, client: str, partitions: list[TopicPartition]) -> None:
+        for tp in partitions:
+            self.began_after[client.removeprefix("streamer-"), tp.partition] = self._committed(tp.partition)
+
+    def _on_event(self, name: str, number: int, offset: int) -> None:
         """What is trained while the store is away cannot be committed before it is back."""
+        if offset < self.began_after[name, number]:
+            self.problems.append(f"{name} has trained {offset} of {number}, which was committed when it began")
         if self.scheduler.now < self.store_is_back_at:
             self.may_be_doubled.add((number, offset))
 
@@ -162,6 +175,8 @@ class History:
     # what must be true ------------------------------------------------------------------------------------------------
 
     def _check_commit(self, tp: TopicPartition, offset: int) -> None:
+        if offset < self._committed(tp.partition):
+            self.problems.append(f"the commit of {tp} goes back to {offset}")
         saved = {at for state in self.disk.values() for at in state["events"]}
         missing = [k for k in range(offset) if (tp.partition, k) not in saved]
         if missing:

@@ -49,6 +49,7 @@ class Broker:
         self.generation = 0
         self.is_rebalancing = False
         self.on_commit: Callable[[TopicPartition, int], None] = lambda tp, offset: None
+        self.on_assigned: Callable[[str, list[TopicPartition]], None] = lambda name, partitions: None
         scheduler.start(self._run, "coordinator", Process("broker"))
 
     def append(self, tp: TopicPartition, value: bytes) -> None:
@@ -241,6 +242,7 @@ class Client:
             self._owned, self.offered = self.offered, None
             self._is_stable = True
             self._paused.clear()
+            self.broker.on_assigned(self.name, self._owned)
             _drive(self._listener.on_partitions_assigned(self._owned))
 
     def _flush(self) -> None:

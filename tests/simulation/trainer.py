@@ -265,7 +265,8 @@ class Trainer(Process):
         scheduler = self._broker.scheduler
         sharing = Sharing()
         if self._network is not None:
-            store = CacheStore(self._network, self.name, 1.0, scheduler.monotonic)  # type: ignore[arg-type]
+            every_s = scheduler.random.choice([0.3, 1.0, 5.0])
+            store = CacheStore(self._network, self.name, every_s, scheduler.monotonic)  # type: ignore[arg-type]
             sharing = StoreSharing(self.learner, store)  # type: ignore[arg-type]
         settings = KafkaSettings("broker:9092", TOPIC, trainer=self.name, auto_offset_reset="earliest")
         batcher = Batcher(scheduler.random.choice([1, 4, 16]), 0.1, scheduler.monotonic)

@@ -85,9 +85,9 @@ class Trainer:
 
     def train(self, count: int = 16) -> list[Learned]:
         """Learn the next events of each of its partitions; nobody else hears of it before an exchange."""
-        batch = batch_of({p: (int(at), STREAMS[p][at : at + count]) for p, at in self.positions.items()})
+        self.batch = batch_of({p: (int(at), STREAMS[p][at : at + count]) for p, at in self.positions.items()})
         self.positions = {p: at + count for p, at in self.positions.items()}
-        return self.learn_batch(batch)
+        return self.learn_batch(self.batch)
 
     def learn_batch(self, batch: MicroBatch) -> list[Learned]:
         """A batch along the line."""
@@ -338,6 +338,22 @@ def test_reading_begins_where_the_counts_end(server: Network) -> None:
     server.away = True
     cleo = Trainer(server, "cleo")
     assert cleo.sharing.claim({P0: 50}) == {P0: 0}, "nobody says what is counted"
+
+
+def test_what_others_have_trained_and_not_told_us_is_counted_and_not_trained_again(server: Network) -> None:
+    ada, ben = Trainer(server, "ada", P0).start(), Trainer(server, "ben").start()
+    ada.train(40)
+    settle(ada, ben)
+    ada.train(20)
+    ada.exchange()
+    server.away = True
+    assert ben.sharing.claim({P0: 60}) == {P0: 40}, "ben knows the counts before that, and nobody tells more"
+    ben.positions = {P0: 40}
+    assert [len(learned.items) for learned in ben.train(32)] == [12]
+    assert ben.batch.learned == 12
+    server.away = False
+    settle(ben, ada)
+    assert ben.view()[0] == ada.view()[0] == counted(server) == items_before({P0: 72})
 
 
 def test_a_recreated_topic_is_another_entry(server: Network) -> None:

@@ -225,11 +225,14 @@ class OffsetTable:
     # -------------------------------------------------------------------- commits
 
     def want_commit(self, positions: Positions) -> None:
-        """Remember what to commit. Partitions that are not read are left out."""
-        rows = self.reading()
-        for partition, position in positions.items():
-            if partition in rows:
-                rows[partition].to_commit = int(position)
+        """Remember what to commit. Partitions that are not read are left out, and so is
+        what comes before the commit that reading began with.
+        """
+        for partition, row in self.reading().items():
+            position = positions.get(partition, -1)
+            assert row.start is not None
+            if position >= row.start.commit.offset:
+                row.to_commit = int(position)
 
     def take_commit(self) -> dict[Partition, Commit]:
         """Return what to send now: nothing while one commit is on its way, or shortly

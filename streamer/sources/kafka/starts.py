@@ -93,16 +93,11 @@ class Starts:
         allowed = on_start({p: start.position for p, start in starts.items()})
         for p, at in allowed.items():
             if at < starts[p].position:
-                starts[p] = self._start(p, trained[p], known[p], at)
+                position = Position(max(at, first[p]), starts[p].position.topic_id)
+                starts[p] = starts[p]._replace(position=position)
         return starts
 
-    def _start(
-        self,
-        partition: Partition,
-        ours: int | None,
-        known: _Known,
-        at_most: int | None = None,
-    ) -> Start:
+    def _start(self, partition: Partition, ours: int | None, known: _Known) -> Start:
         topic_id = self._consumer.topic_id(partition.topic)
         recreated = topic_id and getattr(ours, "topic_id", "") not in ("", topic_id)
         if recreated:  # 1.
@@ -126,8 +121,6 @@ class Starts:
             log.info("%s is new: reading it from its beginning", partition)
         else:
             position = self._by_time_or_policy(partition, known)
-        if at_most is not None:
-            position = min(position, max(at_most, known.first))
         start = self._in_range(partition, position, known)  # 5.
         if own and commit is not None and start < commit.offset:
             log.warning(

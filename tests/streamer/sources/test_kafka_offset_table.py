@@ -57,6 +57,14 @@ def test_end_is_after_the_last_record_once_what_holds_none_was_passed(table: Off
     assert table.ends()[A] == 11, "something was appended"
 
 
+def test_nothing_is_committed_from_before_the_commit_that_reading_began_with(table: OffsetTable) -> None:
+    settle(table, {C: Start(Position(5), Commit(9), False, 0, 20)})
+    table.want_commit({C: 8})
+    assert C not in table.take_last_commit()
+    table.want_commit({C: 10})
+    assert offsets(table.take_last_commit())[C] == 10
+
+
 def test_positions_are_after_what_was_returned_or_passed_or_removed(table: OffsetTable) -> None:
     assert table.positions() == {A: 5, B: 0}
     table.returned(A, 7)
