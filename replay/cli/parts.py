@@ -66,8 +66,8 @@ class PartsSettings(Settings):
 
     port: int | None = setting(
         None,
-        "Port of the server and its page.",
-        at_least=1,
+        "Port of the server and its page; 0 for any free one.",
+        at_least=0,
         at_most=65_535,
         if_none=f"{PORT}, or any free one if that is taken",
     )
@@ -105,8 +105,8 @@ class PartsPlan:
 class PartsAddress(NamedTuple):
     """Where the parts can be reached, and since when."""
 
-    port: int
-    """Of the server."""
+    listening: socket.socket
+    """On which the server answers; bound once, before anything else is started."""
     live_page: str | None
     started: float
     """When the command was given, on the monotonic clock."""
@@ -122,8 +122,8 @@ def run_parts(plan: PartsPlan, settings: PartsSettings) -> Figures:
     from streamer.web.live import open_browser, opens_browser
 
     started = time.monotonic()
-    port = settings.port or free_port(PORT)
     with (
+        listen_for_server(settings.port) as listening,
         watching(plan.source, HOST, settings.metrics_port) as watch,
         make_reporter(settings.log_format, plan.source, LINE_EVERY_S) as reporter,
     ):
@@ -134,7 +134,7 @@ def run_parts(plan: PartsPlan, settings: PartsSettings) -> Figures:
         if url is not None and opens:
             open_browser(url)
         reporter.note("")
-        parts = Parts(plan, pipeline, reporter, PartsAddress(port, url, started))
+        parts = Parts(plan, pipeline, reporter, PartsAddress(listening, url, started))
         stop_on_signals(lambda: parts.stop("you"))
         reporter.update(pipeline.status)
         parts.run()
@@ -161,7 +161,7 @@ class Parts:
         reporter: Reporter,
         place: PartsAddress,
     ) -> None:
-        self.url = f"http://{HOST}:{place.port}/"
+        self.url = f"http://{HOST}:{place.listening.getsockname()[1]}/"
         self.ended_by = ""
         self.answer: Figures | None = None
         """The latest one of the server."""
@@ -180,14 +180,17 @@ class Parts:
     def run(self) -> None:
         """Train until `stop`, and end the other parts with it."""
         failures: dict[str, Callable[[], str]] = {}
-        parts = {"server": [*self._plan.server, "--port", str(self._place.port)]}
+        descriptor = self._place.listening.fileno()
+        parts = {"server": [*self._plan.server, "--descriptor", str(descriptor)]}
         if self._plan.writer:
             parts["writer"] = list(self._plan.writer)
         asking = threading.Thread(target=self._ask, name="answers", daemon=True)
         with contextlib.ExitStack() as stack:
             for name, arguments in parts.items():
                 ended = functools.partial(self._part_ended, name)
-                failures[name] = stack.enter_context(child(arguments, ended))
+                part = child(arguments, ended, [descriptor] if name == "server" else [])
+                failures[name] = stack.enter_context(part)
+            self._place.listening.close()  # if the server ends, nobody listens
             asking.start()
             try:
                 self._pipeline.run()
@@ -308,26 +311,32 @@ def example_user(learner: OnlineLearner) -> str:
     return state.users.id_of(rows[int(known.argmax())])
 
 
-def free_port(preferred: int) -> int:
-    """The preferred port, or any that is free."""
-    for port in (preferred, 0):
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, port))
-            found: int = probe.getsockname()[1]
-            return found
-    raise StreamerError("no port is free: give one by --port")
+def listen_for_server(port: int | None) -> socket.socket:
+    """A socket that listens on a port; without one, on the usual port or on any free one.
+
+    Raises:
+        StreamerError: the port is taken.
+    """
+    from streamer.web.server import listen
+
+    if port is None:
+        with contextlib.suppress(StreamerError):
+            return listen(HOST, PORT, "--")
+    return listen(HOST, port or 0, "--")
 
 
 # a process of its own -----------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def child(arguments: Sequence[str], on_end: Ended) -> Iterator[Callable[[], str]]:
+def child(
+    arguments: Sequence[str], on_end: Ended, descriptors: Sequence[int] = ()
+) -> Iterator[Callable[[], str]]:
     """A command of `streamer` in a process that ends with the block; yields a function
     that says why it ended.
 
-    `on_end` is called, by another thread, if it ends before the block does.
+    `on_end` is called, by another thread, if it ends before the block does. The process
+    inherits the descriptors.
     """
     environment = {}
     for name, value in os.environ.items():
@@ -342,6 +351,7 @@ def child(arguments: Sequence[str], on_end: Ended) -> Iterator[Callable[[], str]
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,  # Ctrl-C is for us
+        pass_fds=descriptors,
     )
     last_line = ""
     is_over = threading.Event()

@@ -12,7 +12,8 @@ from streamer.serve.settings import ServeSettings
 
 @click.command(cls=GroupedCommand)
 @settings_options(ServeSettings)
-def serve(settings: ServeSettings) -> None:
+@click.option("--descriptor", type=int, hidden=True)  # of a socket that listens already
+def serve(settings: ServeSettings, descriptor: int | None) -> None:
     """Answer requests for recommendations with what a trainer has just learned.
 
     Start the trainer with --publish-dir DIR and the server with --from DIR, or both
@@ -25,6 +26,6 @@ def serve(settings: ServeSettings) -> None:
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(message)s", datefmt="%H:%M:%S"
     )
-    with serving(settings) as server:
+    with serving(settings, descriptor) as server:
         logging.getLogger("streamer").info("recommendations at %s", server.url)
         server.run()

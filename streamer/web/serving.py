@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import socket
 import sys
 from collections.abc import Iterator
 
@@ -60,8 +61,12 @@ DOCS = (
 
 
 @contextlib.contextmanager
-def serving(settings: ServeSettings) -> Iterator[WebServer]:
+def serving(
+    settings: ServeSettings, descriptor: int | None = None
+) -> Iterator[WebServer]:
     """A server that follows its trainer while the block runs; it has still to be run.
+
+    With a descriptor, it answers on that socket, which listens already.
 
     Raises:
         SettingsError: with every problem.
@@ -87,7 +92,11 @@ def serving(settings: ServeSettings) -> Iterator[WebServer]:
         tail = Tail(service, event_tail(settings), decoder)
     metrics.watch(follower, tail)
     with contextlib.ExitStack() as stack:
-        server = _web_server(settings, service, metrics)
+        if descriptor is None:
+            listening = listen(settings.host, settings.port, "--")
+        else:
+            listening = socket.socket(fileno=descriptor)
+        server = _web_server(settings, service, metrics, listening)
         stack.callback(server.close)
         for thread in (follower, tail):
             if thread is not None:
@@ -97,7 +106,10 @@ def serving(settings: ServeSettings) -> Iterator[WebServer]:
 
 
 def _web_server(
-    settings: ServeSettings, service: Service, metrics: ServerMetrics
+    settings: ServeSettings,
+    service: Service,
+    metrics: ServerMetrics,
+    listening: socket.socket,
 ) -> WebServer:
     app = new_app("Recommendations of a model that learns from a stream.")
     add_recommendations(app, service)
@@ -113,5 +125,4 @@ def _web_server(
         {"/healthz", "/readyz", *page_paths},
         metrics.answered,
     )
-    listening = listen(settings.host, settings.port, "--")
     return WebServer(guard, listening, settings.max_connections)

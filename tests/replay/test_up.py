@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 from commands import Command, until
-from servers.process import free_ports
 
 from streamer.errors import StreamerError
-from streamer.replay.cli.parts import fetch
+from streamer.replay.cli.parts import fetch, listen_for_server
 from streamer.replay.cli.up import UpSettings, file_plan
 from streamer.replay.synthetic import SyntheticStream
 
@@ -35,8 +34,7 @@ def write_csv(path: Path, events: int = EVENTS) -> Path:
 
 
 def up(directory: Path, said: str, *more: Any) -> Command:
-    (port,) = free_ports(1)
-    arguments = ["up", "events.csv", "--port", port, "--no-open", "--set", "dim=8", *more]
+    arguments = ["up", "events.csv", "--no-open", "--set", "dim=8", *more]
     return Command(arguments, directory / said, cwd=directory)
 
 
@@ -116,13 +114,19 @@ def test_a_server_that_dies_ends_the_command_with_an_error(tmp_path: Path):
 @pytest.mark.slow
 def test_a_port_that_is_taken_is_one_clear_line(tmp_path: Path):
     write_csv(tmp_path / "events.csv")
-    with up(tmp_path, "first") as first:
-        first.wait_until(lambda: "curl" in first.said())
-        port = answered(first.said())[0].split(":")[2].partition("/")[0]
-        with up(tmp_path, "second", "--port", port, "--data-dir", tmp_path / "other") as second:
-            assert second.ended()[0] == 1
-        assert port in second.said().splitlines()[-1]
-        assert first.code is None
+    with listen_for_server(None) as taken:
+        port = taken.getsockname()[1]
+        with up(tmp_path, "said", "--port", port) as command:
+            assert command.ended()[0] == 1
+    assert command.said().splitlines()[-1].startswith(f"streamer: port {port} on 127.0.0.1 is in use")
+
+
+def test_commands_that_begin_at_once_have_ports_of_their_own():
+    with listen_for_server(None) as one, listen_for_server(None) as other:
+        ports = [listening.getsockname()[1] for listening in (one, other)]
+        assert ports[0] != ports[1]
+        with pytest.raises(StreamerError, match=f"port {ports[1]} on 127.0.0.1 is in use"):
+            listen_for_server(ports[1])
 
 
 FILES = {
