@@ -3,12 +3,11 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shlex
 import signal
-import subprocess
+import sys
 import threading
-import time
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -29,16 +28,11 @@ from streamer.settings import RunSettings
 pytestmark = pytest.mark.slow
 
 
-def a_port() -> list[Any]:
-    """An option: other demos may run beside this one, and all prefer the same port."""
-    return ["--port", *free_ports(1)]
-
-
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
     """Exit code, output and errors of a short run, in an environment that asks for something else altogether."""
     directory = tmp_path_factory.mktemp("demo")
-    arguments = ["demo", "--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json", *a_port()]
+    arguments = ["demo", "--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json"]
     other = {"BOOTSTRAP_SERVERS": "127.0.0.1:1", "BATCH_SIZE": "3", "LEARNING_RATE": "0.5"}
     with Command(arguments, directory / "said", **{f"STREAMER_{name}": value for name, value in other.items()}) as demo:
         code, out = demo.ended()
@@ -100,23 +94,19 @@ def test_the_next_commands_work_as_they_are_printed(
     figures: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr("shutil.which", lambda name: None)
-    commands = list(next_commands(figures))
-    assert [command.split()[3] for command in commands] == ["inspect", "recommend", "export", "replay", "run"]
-    for command in commands:
-        done = subprocess.run(command, shell=True, cwd=tmp_path, capture_output=True, text=True, timeout=240)
-        assert done.returncode == 0, (command, done.stderr)
-
-
-def until(done: Callable[[], Any], patience_s: float = 120.0) -> None:
-    deadline = time.monotonic() + patience_s
-    while not done():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    names = []
+    for printed in next_commands(figures):
+        *program, name = shlex.split(printed)[:4]
+        assert program == [sys.executable, "-m", "streamer"]
+        names.append(name)
+        with Command(shlex.split(printed)[3:], tmp_path / "said", cwd=tmp_path) as command:
+            assert command.ended()[0] == 0, (printed, command.said())
+    assert names == ["inspect", "recommend", "export", "replay", "run"]
 
 
 def test_ctrl_c_ends_it_with_the_summary(tmp_path: Path):
-    with Command(["demo", "--data-dir", tmp_path, "--log-format", "json", *a_port()], tmp_path / "said") as demo:
-        until(lambda: re.search(r'"consumed": ?[1-9]', demo.said()))
+    with Command(["demo", "--data-dir", tmp_path, "--log-format", "json"], tmp_path / "said") as demo:
+        demo.wait_until(lambda: re.search(r'"consumed": ?[1-9]', demo.said()))
         demo.signal(signal.SIGINT)
         code, out = demo.ended()
         assert code == 0, demo.said()
@@ -142,11 +132,11 @@ def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
         return False
 
     with Command(["demo", "--data-dir", tmp_path, "--log-format", "json", *arguments], tmp_path / "said") as demo:
-        until(learned)
+        demo.wait_until(learned)
         step, item = ask("status")["step"], ask("users/me/recommendations")["items"][0]["item"]
         ask("events", {"user": "me", "item": item})
-        until(lambda: ask("users/me/recommendations")["recent"] == [item])
-        until(lambda: learned() and ask("status")["step"] > step)  # the trainer learns it, too
+        demo.wait_until(lambda: ask("users/me/recommendations")["recent"] == [item])
+        demo.wait_until(lambda: learned() and ask("status")["step"] > step)  # the trainer learns it, too
         demo.signal(signal.SIGINT)
         code, out = demo.ended()
         assert code == 0, demo.said()
@@ -155,7 +145,7 @@ def test_with_a_server_it_goes_on_and_what_is_clicked_counts(tmp_path: Path):
 
 def test_a_log_that_cannot_be_written_is_one_clear_line(tmp_path: Path):
     (tmp_path / "log.sqlite3").write_bytes(b"this is no database" * 100)
-    with Command(["demo", "--data-dir", tmp_path, *a_port()], tmp_path / "said") as demo:
+    with Command(["demo", "--data-dir", tmp_path], tmp_path / "said") as demo:
         assert demo.ended()[0] == 1
         said = demo.said()
     assert said.splitlines()[-1].startswith("streamer: ")
