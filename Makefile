@@ -14,20 +14,20 @@ PYTEST  := $(BIN)/pytest --no-loadscope-reorder
 SOURCES := streamer model cache_store replay tests benchmarks docs examples
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo check test test-stress faults fuzz lint format docs pictures bench soak clean
+.PHONY: help setup demo check test ready test-stress faults fuzz lint format docs pictures bench soak clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(VENV)/.installed ## create .venv and install streamer into it
+setup: $(VENV)/.compiled ## create .venv and install streamer into it
 
-demo: $(VENV)/.installed ## learn from a synthetic stream on embedded defaults: no broker, no Redis, no GPU
+demo: $(VENV)/.compiled ## learn from a synthetic stream on embedded defaults: no broker, no Redis, no GPU
 	$(BIN)/streamer demo
 
-check: lint ## lint and the quick tests, without servers: for the inner loop, under two minutes
+check: ready ## lint and the quick tests, without servers: for the inner loop, under two minutes
 	$(PYTEST) -n 2 -m "not servers and not slow"
 
-test: lint ## lint and every test, real servers included, which the tests install and start
+test: ready ## lint and every test, real servers included, which the tests install and start
 	$(PYTEST) -n 3 # those with servers wait while others compute
 
 test-stress: $(VENV)/.installed-dev ## the tests with servers beside two busy loops a core, RUNS=3 times; stops at the first that fails
@@ -43,6 +43,9 @@ faults: $(VENV)/.installed-dev ## make every fault happen to real processes, and
 
 fuzz: $(VENV)/.installed-dev ## a million malformed inputs for everything that reads (or some: FUZZ="redis --scale 0.1")
 	PYTHONPATH=tests:. $(BIN)/python -m fuzz $(FUZZ)
+
+ready: $(VENV)/.installed-dev # lint with one core, while the other one compiles
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target lint $(VENV)/.compiled
 
 lint: $(VENV)/.installed-dev ## ruff, mypy and the import contract
 	$(BIN)/ruff check $(SOURCES)
@@ -62,10 +65,10 @@ docs: $(VENV)/.installed-dev ## write the tables of docs/ that come from the cod
 pictures: $(VENV)/.installed-dev ## take the README's pictures of the pages from a run of the demo, by headless Chromium
 	PYTHONPATH=tests:tests/browser $(BIN)/python docs/screenshots.py
 
-bench: $(VENV)/.installed ## measure the training step on this machine
+bench: $(VENV)/.compiled ## measure the training step on this machine
 	$(BIN)/python benchmarks/step.py
 
-soak: $(VENV)/.installed ## ever new ids at fixed limits, for MINUTES=10: what grows of a trainer and of a server?
+soak: $(VENV)/.compiled ## ever new ids at fixed limits, for MINUTES=10: what grows of a trainer and of a server?
 	$(BIN)/python benchmarks/soak.py --minutes $(or $(MINUTES),10)
 
 clean: ## remove the virtual environment and caches, compiled kernels too
@@ -89,7 +92,11 @@ else ifndef GPU
 	@echo "installation page names one with CPU builds."
 endif
 	$(INSTALL) --editable '.[serve]'
-	@echo "Installed into $(VENV): $$(du -sh $(VENV) | cut -f1). Compiling kernels, once, by a first small run:"
+	@echo "Installed into $(VENV): $$(du -sh $(VENV) | cut -f1)"
+	@touch $@
+
+$(VENV)/.compiled: $(VENV)/.installed
+	@echo "Compiling kernels, once, by a first small run:"
 	$(BIN)/streamer demo --events 30000 --rate 100000 --seconds 900 --no-serve --no-open --data-dir $(VENV)/first-run > $(VENV)/first-run.log
 	@rm -rf $(VENV)/first-run
 	@touch $@

@@ -23,7 +23,7 @@ class Setup:
 
     def make(self, **variables: str) -> str:
         given = [f"{name}={value}" for name, value in variables.items()]
-        command = ["make", f"VENV={self.directory}", *given, f"{self.directory}/.installed"]
+        command = ["make", f"VENV={self.directory}", *given, "setup"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, done.stderr
         return done.stdout
