@@ -28,7 +28,7 @@ check: ready ## lint and the quick tests, without servers: for the inner loop, u
 	$(PYTEST) -n 2 -m "not servers and not slow"
 
 test: ready ## lint and every test, real servers included, which the tests install and start
-	$(PYTEST) -n 3 # those with servers wait while others compute
+	$(PYTEST) -n 4 # those with servers wait while others compute
 
 test-stress: $(VENV)/.installed-dev ## the tests with servers beside two busy loops a core, RUNS=3 times; stops at the first that fails
 	@loops=; \

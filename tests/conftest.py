@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import os
+
+# Processes run beside one another: threads of torch that wait for more to do would take their cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 from collections.abc import Iterator
 from typing import Any
 

@@ -137,16 +137,23 @@ def test_a_batch_of_one_and_a_batch_of_one_item_train_without_nan(method, mask_p
             assert torch.isfinite(weight).all()
 
 
+def cut(monkeypatch, rows: int, threads: int) -> None:
+    """Cut batches into blocks of some rows, which some threads compute."""
+    monkeypatch.setattr(blocks_numba, "block_rows", lambda _: rows)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_many_blocks_equal_one_block(method, monkeypatch):
     results = []
-    for rows in (16, 256):
-        monkeypatch.setattr(blocks_numba, "block_rows", lambda _, rows=rows: rows)
+    for rows, threads in ((256, 1), (16, 1), (16, 3)):
+        cut(monkeypatch, rows, threads)
         trainer = make_trainer(method, MODELS["recent items"])
         results.append(trainer.gradients(*make_input(trainer, size=117)))
-    torch.testing.assert_close(results[0].loss, results[1].loss)
-    for a, b in zip(results[0].gradients, results[1].gradients, strict=True):
-        torch.testing.assert_close(a.gradient, b.gradient, rtol=1e-4, atol=1e-6)
+    for many in results[1:]:
+        torch.testing.assert_close(many.loss, results[0].loss)
+        for a, b in zip(many.gradients, results[0].gradients, strict=True):
+            torch.testing.assert_close(a.gradient, b.gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -183,7 +190,8 @@ def test_xir_without_a_cache_is_its_batch_part():
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_same_seed_gives_the_same_bits(method):
+def test_same_seed_gives_the_same_bits(method, monkeypatch):
+    cut(monkeypatch, rows=64, threads=3)
     runs = []
     for _ in range(2):
         trainer = make_trainer(method, MODELS["recent items"])

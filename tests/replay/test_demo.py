@@ -26,13 +26,14 @@ from streamer.replay.synthetic import SyntheticStream
 from streamer.settings import RunSettings
 
 pytestmark = pytest.mark.slow
+EVENTS = 8_000
 
 
 @pytest.fixture(scope="module")
 def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str, str]:
     """Exit code, output and errors of a short run, in an environment that asks for something else altogether."""
     directory = tmp_path_factory.mktemp("demo")
-    arguments = ["demo", "--events", 20_000, "--seconds", 3600, "--data-dir", directory, "--json"]
+    arguments = ["demo", "--events", EVENTS, "--seconds", 3600, "--data-dir", directory, "--json"]
     other = {"BOOTSTRAP_SERVERS": "127.0.0.1:1", "BATCH_SIZE": "3", "LEARNING_RATE": "0.5"}
     with Command(arguments, directory / "said", **{f"STREAMER_{name}": value for name, value in other.items()}) as demo:
         code, out = demo.ended()
@@ -52,7 +53,7 @@ def figures(ended: tuple[int, str, str]) -> dict[str, Any]:
 def test_every_event_is_learned_and_what_came_of_it_is_reported(figures: dict[str, Any]):
     """How many events are ranked depends on how fast the machine is: whose hit rate is higher is tested below."""
     assert figures["consumed"] == figures["trained"] + figures["filtered"] + figures["dead_lettered"]
-    assert (figures["trained"], figures["ended_by"], figures["lag"]) == (20_000, "events", 0)
+    assert (figures["trained"], figures["ended_by"], figures["lag"]) == (EVENTS, "events", 0)
     assert 0 <= figures["hit_rate_at_10"] <= 1
     assert figures["best_baseline"] in LINE_BASELINES
     assert sum(figures["cache"].values()) == pytest.approx(1)
@@ -84,7 +85,7 @@ def test_the_model_is_above_the_best_baseline_on_the_stream_of_the_demo(tmp_path
 
 def test_the_summary_ends_with_what_the_server_answered(figures: dict[str, Any]):
     text = "\n".join(summary(figures))
-    assert "20,000 = 20,000 trained + 0 filtered + 0 dead-lettered" in text
+    assert f"{EVENTS:,} = {EVENTS:,} trained + 0 filtered + 0 dead-lettered" in text
     assert f"The server at {figures['server']} answered" in text
     assert f"$ curl -s '{figures['server']}users/{figures['answer']['user']}/recommendations?k=3'" in text
     assert json.dumps(figures["answer"]) in text
