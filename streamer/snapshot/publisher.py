@@ -4,9 +4,10 @@ packs and writes on another.
 Each delta has the rows that changed since the one before. A base, which has every row,
 comes in slices as large as can be copied between two steps, one with each delta, so
 that it holds up neither training nor what is new; that of a small model is one slice. A
-server starts from the first slice of a base, and one that follows passes over them. The
-next base begins when the deltas since outweigh the one before, when there are many, or
-when a server has missed something and asks.
+slice has as many rows as have changed, or more, so that a base is over before twice its
+rows are written. A server starts from the first slice of a base, and one that follows
+passes over them. The next base begins when the deltas since outweigh the one before,
+when there are many, or when a server has missed something and asks.
 
 The training thread copies only while the thread that writes is free. While it is not,
 because a disk is slow or a broker away, what changes is remembered as rows: the next
@@ -50,7 +51,7 @@ MAX_DELTAS = 250
 MIN_BASE_S = 10.0
 """Time between the beginnings of two bases, however many servers ask for one."""
 SLICE_CHUNKS = 16
-"""Chunks of a base in a delta."""
+"""Chunks of a base in a delta; as many as have changed, if those are more."""
 UNCHANGED = {"unchanged": True}
 """Says of a chunk that whoever has applied the delta before has its rows already."""
 NO_VALUES: Mapping[str, Any] = {}
@@ -219,12 +220,15 @@ class Publisher:
         self._number += 1
         self._deltas += 1
         has_slice = self._base is not None
-        part = list(islice(self._base or (), SLICE_CHUNKS))
-        is_over = has_slice and len(part) < SLICE_CHUNKS
+        changed_chunks = 0 if is_too_much else -(-count // CHUNK_ROWS)
+        slice_chunks = max(SLICE_CHUNKS, changed_chunks)
+        part = list(islice(self._base or (), slice_chunks))
+        is_over = has_slice and len(part) < slice_chunks
         chunks, is_over = self._copied(part, changed, is_over)
         obsolete = 0
         if is_over:
-            obsolete = self._first
+            # servers may still read the base before; but none of an earlier start
+            obsolete = self._first or 1
             self._first = self._base_first
             self._base = None
             self._deltas = 0

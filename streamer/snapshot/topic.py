@@ -126,8 +126,8 @@ class TopicPlace:
 
     def prune(self, number: int) -> None:
         """See `Place.prune`. Brokers that do not let us remove records keep them."""
-        first = self._offsets[number]
         self._offsets = {n: at for n, at in self._offsets.items() if n >= number}
+        first = min(self._offsets.values())
         with contextlib.suppress(SourceError, errors.KafkaError):
             admin = connect(KafkaAdminClient, self._settings.admin_config())
             try:

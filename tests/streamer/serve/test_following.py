@@ -456,6 +456,29 @@ def test_bases_come_again_and_the_directory_stays_small_while_the_model_grows(
     assert sizes[1] < 5 * sizes[0]
 
 
+def bytes_of(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.iterdir())
+
+
+def test_the_directory_is_bounded_also_if_more_changes_than_a_slice_has_and_trainers_start_again(tmp_path, monkeypatch):
+    """Of a base of many slices: while it is under way, everything has changed several times."""
+    monkeypatch.setattr("streamer.snapshot.publisher.MIN_BASE_S", 0.0)
+    monkeypatch.setattr("streamer.snapshot.publisher.MAX_DELTAS", 10**9)
+    learner = OnlineLearner(small())
+    streamer.Learner(learner).learn(events(900, users=200, items=400))
+    Trainer(tmp_path / "base", learner).publish()
+    monkeypatch.setattr("streamer.snapshot.publisher.CHUNK_ROWS", 8)
+    monkeypatch.setattr("streamer.snapshot.publisher.SLICE_CHUNKS", 1)
+    most = 0
+    for start in range(6):
+        trainer = Trainer(tmp_path / "points", learner)
+        for number in range(25):
+            trainer.learn(events(32, seed=25 * start + number, users=200, items=400))
+            most = max(most, bytes_of(tmp_path / "points"))
+        trainer.close()
+    assert most < 25 * bytes_of(tmp_path / "base")
+
+
 @pytest.mark.parametrize("starts", [False, True], ids=["follows", "starts"])
 def test_a_server_that_misses_a_delta_asks_for_a_base(growing, tmp_path, monkeypatch, starts):
     trainer, grow = growing
