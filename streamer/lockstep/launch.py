@@ -89,6 +89,8 @@ def _run_all(trainers: int, entry: Callable[..., None], *args: Any) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    from streamer.lockstep import rendezvous
+
     # ranks say themselves what went wrong
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     with tempfile.TemporaryDirectory(prefix="streamer-launch-") as directory:
@@ -97,9 +99,8 @@ def _run_all(trainers: int, entry: Callable[..., None], *args: Any) -> int:
             max_nodes=1,
             nproc_per_node=trainers,
             run_id="streamer",
-            rdzv_backend="c10d",
-            rdzv_endpoint="127.0.0.1:0",  # any free port
-            local_addr="127.0.0.1",
+            rdzv_backend=rendezvous.register(),
+            local_addr=rendezvous.LOOPBACK,
             max_restarts=0,
             monitor_interval=MONITOR_S,
             signals_to_handle="SIGQUIT",  # the others are passed on by `launch_ranks`
@@ -118,6 +119,7 @@ def _rank(launcher: int, entry: Callable[..., None], *args: Any) -> None:
     if os.getppid() != launcher:  # it died before we asked
         os._exit(1)
     os.setsid()  # or the terminal would send Ctrl-C to us, and the launcher once more
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are on this machine
     try:
         entry(*args)
     except SystemExit as ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,6 +26,17 @@ def ranks_of(pid: int) -> list[int]:
         return [int(child) for child in children if "spawn_main" in Path(f"/proc/{child}/cmdline").read_text()]
     except FileNotFoundError:
         return []
+
+
+def listening_on(pid: int) -> set[str]:
+    """The addresses on which a process listens, as the kernel writes them."""
+    inodes = set()
+    for path in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            inodes.add(str(path.readlink()))
+    tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
+    sockets = [line.split() for table in tables for line in table]
+    return {s[1].split(":")[0] for s in sockets if s[3] == "0A" and f"socket:[{s[9]}]" in inodes}
 
 
 def is_running(pid: int) -> bool:
@@ -54,6 +66,9 @@ def test_a_rank_and_the_launcher_are_killed_nobody_is_left_and_the_model_is_the_
         pid = launcher.pid
         launcher.wait_until(lambda: store.numbers() and len(ranks_of(pid)) == 2)
         first = ranks_of(pid)
+        launcher.wait_until(lambda: all(map(listening_on, first)))
+        found = set().union(*map(listening_on, [pid, *first]))
+        assert found == {"0100007F"}, "whoever can reach it could join: 127.0.0.1 alone"
         # 1. a rank is killed: both are started again, and go on where the manifest is
         os.kill(first[1], signal.SIGKILL)
         consumed = _consumed(store)
