@@ -12,6 +12,9 @@ import msgspec
 from streamer.errors import StreamerError
 from streamer.snapshot.directory import system_errors, whole_file
 
+MAX_HIDDEN = 10_000
+"""Each request looks for all of them, so they are not many."""
+
 
 class Hidden:
     """Ids of hidden items; each change is on disk before `put` returns.
@@ -41,10 +44,15 @@ class Hidden:
         """Never recommend this item, or recommend it again.
 
         Raises:
-            StreamerError: the file cannot be written.
+            StreamerError: the file cannot be written, or there are too many.
         """
         with self._lock:
             ids = self.ids | {item} if is_hidden else self.ids - {item}
+            if len(ids) > max(MAX_HIDDEN, len(self.ids)):
+                raise StreamerError(
+                    f"{MAX_HIDDEN:,} items are hidden, which is the most: show some "
+                    "again (DELETE /hidden/ITEM)"
+                )
             if self._path is not None and ids != self.ids:
                 with system_errors("write", self._path, StreamerError):
                     self._path.parent.mkdir(parents=True, exist_ok=True)
