@@ -39,6 +39,11 @@ ROWS = "rows"
 """The name of the array with a chunk's rows; no other may have it."""
 STORED_KINDS = "fiub"
 """Kinds of dtypes that can be stored: numbers and truth values."""
+UNREADABLE = (
+    *(KeyError, TypeError, ValueError, zstandard.ZstdError),
+    *(SyntaxError, RecursionError, MemoryError),
+)
+"""What numpy, JSON and zstd raise where a payload was not packed by us."""
 
 
 class RowChunk(NamedTuple):
@@ -149,14 +154,16 @@ def unpack_payload(payload: bytes | memoryview, crc32: int) -> RowChunk:
         found = _decode(payload)
         arrays = {}
         for name, (dtype, shape, held) in found.arrays.items():
-            size = np.dtype(dtype).itemsize
+            stored = np.dtype(dtype)
+            if stored.kind not in STORED_KINDS:
+                raise ValueError(f"array {name!r} has the dtype {dtype!r}")
             block = np.frombuffer(held, np.uint8)
-            planes = block.reshape(size, -1).T if by_planes else block
-            whole = np.array(planes, order="C").reshape(-1).view(dtype)
+            planes = block.reshape(stored.itemsize, -1).T if by_planes else block
+            whole = np.array(planes, order="C").reshape(-1).view(stored)
             arrays[name] = whole.reshape(shape)
         rows = arrays.pop(ROWS)
         return RowChunk(found.kind, rows, arrays, json.loads(found.values))
-    except (KeyError, TypeError, ValueError, zstandard.ZstdError) as error:
+    except UNREADABLE as error:
         raise CorruptCheckpoint(
             f"a frame cannot be read: {type(error).__name__}: {error}"
         ) from error

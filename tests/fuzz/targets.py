@@ -30,7 +30,7 @@ from streamer.event import EventDecoder, EventSettings
 from streamer.model.setting import parse_settings
 from streamer.replay.datasets import open_log
 from streamer.settings import RunSettings
-from streamer.snapshot.frames import pack_chunk
+from streamer.snapshot.frames import HEADER, MAGIC, STORED_KINDS, pack_chunk, unpack_chunk
 from streamer.snapshot.snapshot import Snapshot
 from streamer.sources.base import Chunk, Partition
 
@@ -102,6 +102,23 @@ def snapshots() -> Iterator[Target]:
     yield read
 
 
+@contextlib.contextmanager
+def frames() -> Iterator[Target]:
+    """What has the right checksum, and is none of ours: no frame, alone or as the end of a snapshot."""
+
+    def read(values: Sequence[bytes]) -> None:
+        for value in values:
+            sealed = HEADER.pack(MAGIC, zlib.crc32(value), len(value)) + value
+            with contextlib.suppress(CheckpointError):
+                found = unpack_chunk(sealed)
+                assert all(array.dtype.kind in STORED_KINDS for array in found.arrays.values())
+                assert all(array.nbytes <= 1 << 26 for array in found.arrays.values())
+            with contextlib.suppress(CheckpointError):
+                Snapshot.of_bytes("fuzz", sealed)
+
+    yield read
+
+
 class Answering:
     """A client of Redis that answers with what it is given."""
 
@@ -164,6 +181,7 @@ TARGETS: dict[str, tuple[Callable[[], contextlib.AbstractContextManager[Target]]
         200_000,
     ),
     "snapshots": (snapshots, [_snapshot_seed(False), _snapshot_seed(True) * 2], 200_000),
+    "frames": (frames, [_snapshot_seed(compress)[HEADER.size :] for compress in (False, True)], 200_000),
     "redis": (
         redis,
         [np.arange(4, dtype=np.uint64).tobytes(), b"12-0", b"1.5 beat counts:c[0]@i", b"\x00" * 16],
