@@ -184,8 +184,12 @@ class KafkaDeadLetters(DeadLetters):
         return f"{size_mb:.0f} MB of dead letters are unacknowledged ({why})"
 
     def flush(self) -> None:
-        """See `DeadLetters.flush`. After an error, they wait for the next call."""
+        """See `DeadLetters.flush`. What failed is tried again at once, whoever ends a run
+        may have no other time; after an error, they wait for the next call.
+        """
         deadline = self._clock() + self._flush_timeout_s
+        self._work()
+        self._retry_at = 0.0
         self._work()
         while self._sent and not self._unsent:
             left_s = deadline - self._clock()
