@@ -212,9 +212,9 @@ scenario("SIGKILL, a random bit of the newest checkpoint flipped, 3 times", "bit
 # its broker -----------------------------------------------------------------------------------------------------------
 
 
-def broker_away_for(seconds: float) -> Function:
+def broker_away_for(seconds: float, *options: str) -> Function:
     def away(world: World, rng: random.Random) -> None:
-        trainer = begin(world)
+        trainer = begin(world, *STEADY, *options)
         with world.stream.flowing():
             trainer.trains(rng.randrange(1, 300))
             world.kafka.kill()
@@ -230,7 +230,14 @@ def broker_away_for(seconds: float) -> Function:
 
 
 scenario("broker killed and restarted at once", "broker_killed", short=True)(broker_away_for(0))
-scenario("broker away for 45 s, longer than session and request timeouts", "broker_away")(broker_away_for(45))
+IMPATIENT = [
+    *("--kafka", "request_timeout_ms=10000", "--kafka", "delivery_timeout_ms=20000"),
+    *("--kafka", "max_poll_interval_ms=30000"),
+]
+"""With the session (`world.SMALL`) these are all timeouts that are longer than what is tried again at once."""
+scenario("broker away for 45 s, longer than every timeout of the client", "broker_away")(
+    broker_away_for(45, *IMPATIENT)
+)
 
 
 def connection_to_broker(*states: str) -> Function:
@@ -285,6 +292,20 @@ def topic_recreated(world: World, rng: random.Random) -> None:
     world.all_is_committed()
     world.outcome.seconds = time.monotonic() - began
     settle(world, trainer, compare=False)
+
+
+@scenario("topic deleted for good")
+def topic_deleted(world: World, rng: random.Random) -> None:
+    trainer = begin(world, *BRISK)
+    world.stream.produce(rng.randrange(200, 400))
+    world.all_is_committed()
+    world.kafka.delete_topic(world.stream.name)
+    code, _ = trainer.run.ended()
+    world.outcome.note = "the trainer ends, and says why"
+    said = trainer.run.said()
+    if code != 1 or "was deleted while it was read" not in said or "Traceback" in said:
+        world.outcome.problems.append(f"it ended with {code}, or does not say why")
+    world.account()
 
 
 def exists(world: World, topic: str) -> bool:

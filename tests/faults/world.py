@@ -40,7 +40,7 @@ STEADY = ["--max-age", "0", "--checkpoint-every-events", "320"]
 """Batches and checkpoints depend on the stream alone."""
 BRISK = ["--max-age", "0.1", "--checkpoint-every", "0.3"]
 """Small batches are trained and saved soon."""
-MANY = "1000000"
+MANY = "100000000"
 POINTS: dict[str, tuple[str, str]] = {
     "after poll": ("after", "kafka:KafkaConsumer:poll"),
     "after decode": ("after", "streamer.event:EventDecoder:decode"),
