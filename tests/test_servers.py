@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from commands import environment
 from servers import process
 from servers.process import Process, ServerUnavailable
 from servers.redis import program
@@ -81,3 +82,44 @@ def test_missing_server_skips_but_fails_under_ci(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CI", "1")
     with pytest.raises(pytest.fail.Exception, match="no broker"):
         process.skip_or_fail("no broker")
+
+
+FAILING = """
+import pytest
+from commands import Command
+
+class Server:
+    def describe(self):
+        return "clicks[0] ends at 7"
+
+class Gone:
+    def describe(self):
+        raise OSError("connection refused")
+
+@pytest.fixture
+def server():
+    return Server()
+
+@pytest.fixture
+def gone():
+    return Gone()
+
+def test_that_fails(server, gone, tmp_path):
+    Command(["run", "--nonsense"], tmp_path / "run").ended()
+    raise AssertionError("the reason")
+"""
+
+
+@pytest.mark.slow
+def test_a_failing_test_prints_what_its_servers_and_commands_say(tmp_path: Path) -> None:
+    """Also if one of them cannot be asked any more."""
+    (tmp_path / "test_failing.py").write_text(FAILING)
+    options = ["-p", "conftest", "-p", "no:cacheprovider", "-c", os.devnull]
+    command = [sys.executable, "-m", "pytest", *options, f"--rootdir={tmp_path}", str(tmp_path)]
+    env = environment(PYTHONPATH=os.pathsep.join(sys.path))
+    printed = subprocess.run(command, env=env, capture_output=True, text=True, check=False).stdout
+    for words in (
+        *("the reason", "clicks[0] ends at 7", "could not be described", "connection refused"),
+        *("$ streamer run --nonsense", "ended with 2; its last lines", "No such option"),
+    ):
+        assert words in printed, printed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gzip
 import http.client
@@ -252,6 +253,18 @@ def test_a_route_that_fails_is_an_error_of_its_own(caplog):
         assert ask(server, "/fine")[2] == b'"fine"'
     assert "A request for /broken failed." in caplog.text
     assert "inside" in caplog.text
+
+
+def test_a_request_that_takes_too_long_is_given_up(monkeypatch):
+    monkeypatch.setattr("streamer.web.app.REQUEST_S", 0.05)
+    app = new_app()
+
+    @app.get("/endless")
+    async def endless() -> None:
+        await asyncio.Event().wait()
+
+    with WebServer(Guard(app), listen("127.0.0.1", 0, "--")) as server:
+        assert ask(server, "/endless")[0] == 408
 
 
 # clients that take their time -----------------------------------------------------------------------------------------
