@@ -7,13 +7,12 @@ import itertools
 from typing import Any
 
 import pytest
-from line_harness import TOPIC, append, assert_same_learner, events, micro_batch, small, until
+from line_harness import TOPIC, append, assert_same_learner, events, memory_log, micro_batch, small, until
 from prometheus_client import CollectorRegistry, generate_latest
-from watched_line import WatchedLine
 
 from streamer.cache_store.store import StoreStatus
 from streamer.evaluation import Prequential
-from streamer.event import encode
+from streamer.event import EventSettings, encode
 from streamer.learner import OnlineLearner
 from streamer.metrics.catalogue import CATALOGUE, EVIDENCE
 from streamer.metrics.monitor import KEPT_LETTERS, Monitor
@@ -23,6 +22,7 @@ from streamer.metrics.status import Member, Status
 from streamer.snapshot.checkpointer import SaveStats
 from streamer.snapshot.publisher import PublishStatus
 from streamer.sources.base import Partition
+from tests.streamer.test_pipeline import Line
 
 EVENT_S = 1_700_000_000.0
 
@@ -33,6 +33,16 @@ def records(count: int) -> list[bytes]:
     values[::7] = [encode("u", "i", EVENT_S, event_type="view")] * len(values[::7])
     values[3::11] = [b"no event"] * len(values[3::11])
     return values
+
+
+class WatchedLine(Line):
+    """A line on records in memory, and a monitor of it."""
+
+    def __init__(self, values: list[bytes], directory: Any = None, partitions: int = 2, **settings: Any) -> None:
+        purchases = EventSettings(event_types=("buy",))
+        super().__init__(memory_log(values, partitions), directory, events=purchases, evaluate=True, **settings)
+        self.monitor = Monitor(CollectorRegistry(), "a log in memory")
+        self.pipeline.watch(self.monitor)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +93,7 @@ class TestAfterARun:
             assert value(ended, "streamer_phase_seconds_count", phase=phase) > 0
         assert value(ended, "streamer_phase_seconds_count", phase="store") >= 2 * steps
         ranked = value(ended, "streamer_phase_seconds_sum", phase="rank")
-        assert ranked == pytest.approx(ended.prequential.seconds, abs=1e-6)
+        assert ranked == pytest.approx(ended.pipeline._prequential.seconds, abs=1e-6)
 
     def test_learning_is_what_the_line_says(self, ended):
         status = ended.pipeline.status
@@ -92,12 +102,12 @@ class TestAfterARun:
             count = len(getattr(ended.learner.state, side))
             assert value(ended, f"streamer_{side}") == value(ended, f"streamer_new_{side}_total") == count
         for name in ("model", "most-popular"):
-            figure = ended.prequential.figure(name).recent
+            figure = ended.pipeline._prequential.figure(name).recent
             assert value(ended, "streamer_prequential_hit_rate", recommender=name, k="10") == figure
             assert figure > 0
-        name, hit_rate, _ = ended.prequential.best_baseline()
+        name, hit_rate, _ = ended.pipeline._prequential.best_baseline()
         assert value(ended, "streamer_prequential_best_baseline_hit_rate", baseline=name, k="10") == hit_rate > 0
-        assert value(ended, "streamer_prequential_events_total") == ended.prequential.model.events
+        assert value(ended, "streamer_prequential_events_total") == ended.pipeline._prequential.model.events
 
     def test_what_decides_the_ranking_is_told_by_history_and_evidence(self, ended):
         found = {
