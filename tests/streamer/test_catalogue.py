@@ -208,16 +208,6 @@ class TestServing:
         wait_until(lambda: "new" not in {item for item, _ in served(server.service, "u1", 100)}, "a deletion")
         assert server.service.recommend(RecommendRequest(user="u1", k=100))["titles"] == {}
 
-    def test_a_server_that_comes_later_finds_all_of_it_in_the_base(self, pair, tmp_path):
-        trainer, _ = pair
-        learn(trainer.learner, [*interactions(), *catalogue("new", brand="b1", title="New!")])
-        trainer.base()
-        later = Server(tmp_path / "points")
-        later.reach(trainer)
-        assert served(later.service, "u1", 100) == said(trainer.learner, "u1", 100)
-        assert "new" in later.service.recommend(RecommendRequest(user="u1", k=100))["titles"]
-        later.close()
-
 
 @pytest.mark.parametrize(
     ("changes", "problem"),

@@ -214,12 +214,6 @@ def test_a_session_gets_what_a_new_user_gets_who_has_these_items_one_after_the_o
     assert answer["items"] == [best._asdict() for best in wanted]
 
 
-def test_an_item_that_comes_twice_in_a_session_counts_twice(trained):
-    (twice,) = answers(trained, "--recent", "ï2", "--recent", "ï5", "--recent", "ï2")
-    (once,) = answers(trained, "--recent", "ï5", "--recent", "ï2")
-    assert twice["items"] != once["items"]
-
-
 def test_unknown_items_of_a_session_are_named_and_left_aside(trained):
     (mixed,), (clean,) = answers(trained, "--recent", "ï2", "--recent", "what"), answers(trained, "--recent", "ï2")
     assert mixed["items"] == clean["items"]

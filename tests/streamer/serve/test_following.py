@@ -87,19 +87,6 @@ def test_a_server_that_comes_later_starts_from_the_base_and_its_deltas(pair, tmp
     later.close()
 
 
-def test_an_answer_says_its_generation_step_and_age(pair):
-    trainer, server = pair
-    with pytest.raises(NotReady, match="trainer"):
-        served(server.service, "u1")
-    assert not server.service.ready()[0]
-    trainer.learn(STREAM[:100])
-    server.reach(trainer)
-    about = server.service.about()
-    assert (about["generation"], about["step"]) == (1, trainer.learner.state.trainer.steps)
-    assert 0 <= about["age_s"] < 60
-    wait_until(lambda: server.service.ready()[0], "readiness")
-
-
 def test_a_server_says_what_it_serves_while_a_delta_is_applied(pair):
     trainer, server = pair
     trainer.learn(STREAM[:100])
