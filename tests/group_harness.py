@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 from commands import Command
 from line_harness import until
 from serve_harness import Server, said, served, wait_until
+from servers.process import free_ports
 
 from streamer.learner import OnlineLearner
 from streamer.lockstep.learner import OF_USERS
@@ -37,9 +37,7 @@ class Ranks:
         preludes: Mapping[int, str] | None = None,
     ) -> None:
         output = checkpoints.parent / f"{checkpoints.name}{name}.out"
-        with socket.socket() as listening:
-            listening.bind(("127.0.0.1", 0))
-            port = listening.getsockname()[1]
+        (port,) = free_ports(1)
         where = ["--data-dir", str(source)] if isinstance(source, Path) else source
         arguments = ["run", *where, "--checkpoint-dir", str(checkpoints), *TINY, *more]
         self.all: list[Command] = []

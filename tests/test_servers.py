@@ -7,13 +7,12 @@ import shutil
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
-from commands import environment
+from commands import environment, until
 from servers import process
-from servers.process import Process, ServerUnavailable
+from servers.process import Process, ServerUnavailable, is_running
 from servers.redis import program
 
 TESTS = Path(__file__).parent
@@ -45,18 +44,7 @@ def test_process_ends_with_the_python_that_started_it(tmp_path: Path, ending: st
     said = subprocess.run(
         [sys.executable, "-c", script], env=env, capture_output=True, text=True, check=False, timeout=60
     ).stdout
-    deadline = time.monotonic() + 30
-    while is_running(int(said)):
-        assert time.monotonic() < deadline, "the server outlived its parent"
-        time.sleep(0.01)
-
-
-def is_running(pid: int) -> bool:
-    """A zombie that nobody waited for does not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return False
+    until(lambda: not is_running(int(said)), "the server ends with its parent")
 
 
 def test_every_machine_tests_with_the_pinned_program_unless_it_is_given_another(

@@ -116,6 +116,14 @@ def _no_services() -> Iterator[None]:
         policy.unlink(missing_ok=True)
 
 
+def is_running(pid: int) -> bool:
+    """A zombie that nobody waited for does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except FileNotFoundError:
+        return False
+
+
 class Process:
     """A server process in a process group of its own, with its output in a file.
 

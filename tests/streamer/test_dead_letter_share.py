@@ -14,11 +14,11 @@ from streamer.dead_letters.share import DeadLetterShare
 from streamer.errors import SourceError
 from streamer.event import EventDecoder, EventSettings
 from streamer.event.explain import explain
-from streamer.ingest.batcher import Batcher, MicroBatch
-from streamer.ingest.ingest import Ingest
-from streamer.ingest.reader import Reader, StopCondition
+from streamer.ingest.batcher import Batcher
 from streamer.sources.base import Chunk, Partition
+from tests.streamer.ingest.test_ingest import Line, started
 
+ZERO = Partition(TOPIC, 0)
 BAD = b'{"customer": "ann", "product": 7}'
 LETTER = DeadLetter(Reason.NOT_JSON, "why", "topic", 0, 0, 0, None, b"{")
 
@@ -78,64 +78,39 @@ def test_any_number_may_be_accepted_and_a_resumed_model_only_pauses(max_share, r
 # on the line ------------------------------------------------------------------------------------------------
 
 
-class Line:
-    """A reader of a log, and the trainer's side in the hands of the test."""
-
-    def __init__(self, values: list[bytes], *, until_end: bool = False, resumed: bool = False) -> None:
-        self.log = memory_log(values)
-        self.source = MemorySource(self.log, TOPIC)
-        self.ingest = Ingest(Batcher(64, 0.01), dead_letter_share=share(resumed=resumed))
-        self.reader = Reader(lambda: self.source, EventDecoder(), self.ingest, StopCondition(until_end))
-        self.letters = 0
-        self.reader.start()
-
-    def step(self) -> MicroBatch | None:
-        with self.ingest.batch(0.02) as batch:
-            if batch is not None:
-                self.letters += len(batch.dead_letters)
-            return batch
-
-    @property
-    def position(self) -> int:
-        return self.ingest.trained()[Partition(TOPIC, 0)]
+def line_of(values: list[bytes], *, until_end: bool = False, resumed: bool = False) -> Line:
+    """A line whose dead letters are watched; each record is one event or one letter."""
+    line = Line(MemorySource(memory_log(values), TOPIC), batcher=Batcher(64, 0.01), until_end=until_end)
+    line.ingest.dead_letter_share = share(resumed=resumed)
+    return line
 
 
 def test_nothing_of_a_share_that_is_too_high_is_trained_before_it_falls():
-    line = Line(values_of(events(200)) + [BAD] * 900)
-    try:
+    with started(line_of(values_of(events(200)) + [BAD] * 900)) as line:
         until(lambda: line.ingest.dead_letter_share.pause_reason, line.step)
-        until(lambda: line.source.positions()[Partition(TOPIC, 0)] == 1100)
-        held = line.position
-        assert held <= 200
+        until(lambda: line.source.positions()[ZERO] == 1100)
+        held = line.accounted
+        assert held == line.positions[ZERO] <= 200
         for _ in range(5):
             assert line.step() is None
-        assert (line.position, line.letters) == (held, 0)
-        append(line.log, values_of(events(800)))
-        until(lambda: line.position == 1900, line.step)
-        assert line.letters == 900
-    finally:
-        line.reader.stop()
+        append(line.source._log, values_of(events(800)))
+        until(lambda: line.positions[ZERO] == 1900, line.step)
+        assert (line.accounted, len(line.trained)) == (1900, 1000)
 
 
 @pytest.mark.parametrize("count", [7, 300])
 def test_a_stream_without_any_event_ends_the_run_and_no_position_moves(count):
-    line = Line([BAD] * count, until_end=True)
-    try:
+    with started(line_of([BAD] * count, until_end=True)) as line:
         with pytest.raises(SourceError, match=f"0 of {min(count, 100)} records are events"):
-            until(lambda: line.ingest.finished, line.step)
-        assert (line.position, line.letters) == (0, 0)
-    finally:
-        line.reader.stop()
+            line.run()
+        assert (line.positions, line.accounted) == ({ZERO: 0}, 0)
 
 
 def test_a_share_that_cannot_fall_any_more_ends_the_run():
-    line = Line(values_of(events(100)) + [BAD] * 900, until_end=True, resumed=True)
-    try:
+    with started(line_of(values_of(events(100)) + [BAD] * 900, until_end=True, resumed=True)) as line:
         with pytest.raises(SourceError, match=r"900 of the last 1,000 records"):
-            until(lambda: line.ingest.finished, line.step)
-        assert line.letters == 0
-    finally:
-        line.reader.stop()
+            line.run()
+        assert line.accounted == len(line.trained) <= 100
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 1000, 5000])

@@ -13,6 +13,7 @@ import pytest
 from commands import Command
 from group_harness import TINY, assert_same_model
 from line_harness import until
+from servers.process import is_running
 
 from streamer.event import encode
 from streamer.snapshot import SnapshotDirectory
@@ -37,13 +38,6 @@ def listening_on(pid: int) -> set[str]:
     tables = [Path(f"/proc/net/{name}").read_text().splitlines()[1:] for name in ("tcp", "tcp6")]
     sockets = [line.split() for table in tables for line in table]
     return {s[1].split(":")[0] for s in sockets if s[3] == "0A" and f"socket:[{s[9]}]" in inodes}
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.mark.slow
