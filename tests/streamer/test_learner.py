@@ -209,16 +209,6 @@ class TestFeatures:
         right = sum(one.item.startswith(f"i{g}-") for g, three in enumerate(found) for one in three)
         assert right / 30 > 0.8
 
-    def test_features_reach_the_vectors(self):
-        learner = OnlineLearner(small(**FEATURES))
-        self.learn_batch(learner, ("tea", {"brand": "x"}), ("rum", {"brand": "y"}))
-        before = learner.state.retriever.items().vectors.clone()
-        row = np.array([learner.state.items.row_of("tea")])
-        learner.state.trainer.model.item.features.set(row, np.array([[2, 0]]))
-        after = learner.state.retriever.items().vectors
-        assert not torch.equal(before[0], after[0])
-        assert torch.equal(before[1], after[1])
-
 
 SETTINGS_BY_ROWS = [
     small(**FEATURES, popularity_half_life=0.05),  # rescaled all the time

@@ -65,15 +65,6 @@ class TestWhatCounts:
         ranked_by(learner, [("u0", "i1"), ("new user", "i0")], test)
         assert test.model.hits == test.figure("most-popular").hits == 2
 
-    def test_an_event_sees_its_users_earlier_events_of_the_same_batch(self):
-        """After long training on alternating pairs, an item is foretold by its partner, and by nothing else."""
-        pairs = [(f"u{k}", f"{side}{k % 8}") for k in range(400) for side in "ab"]
-        learner = OnlineLearner(small("ssl-pop"))
-        learn_all(learner, pairs, batch_size=40)
-        test = ranks_all(learner, k=1)
-        ranked_by(learner, [("somebody", "a3"), ("somebody", "b3")], test)
-        assert (test.model.events, test.model.hits) == (2, 1)
-
     def test_before_the_first_item_is_known_a_sample_takes_nothing(self):
         learner = OnlineLearner(small())
         test = Prequential(learner, EventSampler(time_share=None, max_events=2))

@@ -115,21 +115,6 @@ def test_after_a_delta_that_could_not_be_applied_nothing_is_served_until_a_base(
         served(server.service, "u1")
 
 
-def test_a_trainer_that_resumed_from_an_older_checkpoint_is_followed(pair, tmp_path):
-    trainer, server = pair
-    trainer.learn(STREAM[:300])
-    trainer.learner.save(tmp_path / "older")
-    trainer.learn(STREAM[300:600])
-    server.reach(trainer)
-    trainer.close()
-    again = Trainer(tmp_path / "points", OnlineLearner.load(tmp_path / "older"))
-    again.learn(events(32, seed=9))
-    server.reach(again)
-    assert server.step == (2, again.learner.state.trainer.steps)
-    assert_equal(server.service, again.learner)
-    again.close()
-
-
 def test_a_trainer_that_was_replaced_and_writes_on_is_not_followed(pair, tmp_path):
     """It was believed dead; its snapshots are of an older generation."""
     zombie, server = pair
