@@ -23,7 +23,7 @@ import numpy as np
 from streamer.evaluation.tally import Doubles
 from streamer.model.batch import Rows
 from streamer.model.retrieval import Retriever
-from streamer.replay.evaluation.results import Measure
+from streamer.replay.evaluation.results import Measure, stretches_of
 from streamer.replay.evaluation.split import Split
 
 
@@ -52,7 +52,8 @@ def evaluate(retriever: Retriever, split: Split, ks: Sequence[int]) -> list[Meas
             hits = np.where(ranks <= k, gain, 0.0)
             shares = np.bincount(users, hits, len(relevant))[tested] / most[tested]
             value = float(shares.mean()) if len(tested) else 0.0
-            found.append(Measure(name, k, "all", value))
+            stretches = stretches_of(shares)
+            found.append(Measure(name, k, "all", value, stretches=stretches))
     return found
 
 

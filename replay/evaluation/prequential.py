@@ -20,11 +20,18 @@ from streamer.ingest.batcher import MicroBatch
 from streamer.learner import Evaluator, Learned
 from streamer.replay.datasets.log import CATALOGUE_TYPE
 from streamer.replay.evaluation.delay import Delay, DelayedLearner
-from streamer.replay.evaluation.results import Measure, RunResult, step_measure
+from streamer.replay.evaluation.results import (
+    STRETCHES,
+    Measure,
+    RunResult,
+    step_measure,
+)
 from streamer.replay.evaluation.settings import PrequentialSettings
 from streamer.replay.evaluation.slices import (
     CLOCK,
     RETRIEVED,
+    SECOND_HALF,
+    STRETCH,
     K,
     SlicedPrequential,
 )
@@ -100,7 +107,7 @@ class PrequentialRun:
         about = {
             "ranked": tally.events(),
             "refused": accounting["dead_letters"],
-            "slices": {slice_: tally.events(slice_) for slice_ in tally.slices},
+            "slices": {slice_: tally.events(slice_) for slice_ in _shown(tally)},
             "accounting": accounting,
         }
         return RunResult(self._measures(), about)
@@ -131,11 +138,33 @@ def _by_slice(
 ) -> list[Measure]:
     """One metric of a recommender over every slice that has events."""
     found = []
-    for slice_, k in product(tally.slices, ks):
+    for slice_, k in product(_shown(tally), ks):
         figure = tally.figure(name, slice_, metric, k)
         if figure.overall is not None:
-            measure = Measure(called, k, slice_, figure.overall, baseline, figure.error)
-            found.append(measure)
+            parts = []
+            if slice_ == f"{SECOND_HALF}all":
+                parts = _stretches(tally, name, metric, k)
+            found.append(
+                Measure(
+                    called, k, slice_, figure.overall, baseline, figure.error, parts
+                )
+            )
+    return found
+
+
+def _shown(tally: Tally) -> list[str]:
+    """The slices that have figures of their own."""
+    return [slice_ for slice_ in tally.slices if not slice_.startswith(STRETCH)]
+
+
+def _stretches(tally: Tally, name: str, metric: str, k: int) -> list[float]:
+    """Means over the stretches of the second half; none if one has no event."""
+    found = []
+    for number in range(STRETCHES):
+        figure = tally.figure(name, f"{STRETCH}{number}", metric, k)
+        if figure.overall is None:
+            return []
+        found.append(figure.overall)
     return found
 
 

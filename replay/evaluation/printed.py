@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from streamer.replay.evaluation.results import Run
+from streamer.replay.evaluation.results import STRETCHES, Run
 from streamer.replay.evaluation.tables import (
     BELOW,
     Figure,
@@ -25,7 +25,18 @@ COLUMNS = 100
 MAX_NAME = 44
 """Characters of a method or baseline with its settings; longer ones lose their middle."""
 GAP = "  "
-T_95 = {1: 12.7, 2: 4.30, 3: 3.18, 4: 2.78, 5: 2.57, 6: 2.45, 7: 2.36, 8: 2.31, 9: 2.26}
+T_95 = {
+    1: 12.7,
+    2: 4.30,
+    3: 3.18,
+    4: 2.78,
+    5: 2.57,
+    6: 2.45,
+    7: 2.36,
+    8: 2.31,
+    9: 2.26,
+    STRETCHES - 1: 2.01,
+}
 """By degrees of freedom: how many standard errors hold 95% of Student's t."""
 NORMAL_95 = 1.96
 
@@ -42,24 +53,36 @@ class Lead(NamedTuple):
 
 
 def lead(figures: Figures, first: str, second: str, figure: Figure) -> Lead:
-    """Compare two of them: seed by seed if both have several seeds, or by the standard
-    errors over what was asked.
+    """Compare two of them: seed by seed if both have several seeds, else stretch by
+    stretch of what both were asked, or by the standard errors over it.
     """
     ours = figures.values(first, figure)
     theirs = figures.values(second, figure)
+    difference = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
     seeds = sorted(ours.keys() & theirs.keys())
     if len(seeds) > 1:
         differences = [ours[seed] - theirs[seed] for seed in seeds]
-        error = statistics.stdev(differences) / math.sqrt(len(seeds))
-        noise = T_95.get(len(seeds) - 1, 2.2) * error
-        over = f"differences of {len(seeds)} seeds"
-        return Lead(statistics.fmean(differences), noise, over)
-    difference = statistics.fmean(ours.values()) - statistics.fmean(theirs.values())
+        return Lead(
+            statistics.fmean(differences),
+            _noise(differences),
+            f"differences of {len(seeds)} seeds",
+        )
+    parts = [figures.stretches(name, figure) for name in (first, second)]
+    if all(parts):
+        differences = [a - b for a, b in zip(*parts, strict=True)]
+        over = f"one seed, differences over {len(differences)} stretches of the log"
+        return Lead(difference, _noise(differences), over)
     errors = [figures.error(name, figure) for name in (first, second)]
     known = [error for error in errors if error is not None]
     if len(known) < 2:
         return Lead(difference, None, "")
     return Lead(difference, NORMAL_95 * math.hypot(*known), "one seed, over events")
+
+
+def _noise(differences: Sequence[float]) -> float:
+    """Half of the interval that holds the true mean in 95 of 100 cases."""
+    error = statistics.stdev(differences) / math.sqrt(len(differences))
+    return T_95.get(len(differences) - 1, 2.2) * error
 
 
 def verdict(runs: Sequence[Run]) -> str:

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from streamer.errors import SettingsError, StreamerError
 from streamer.snapshot.directory import whole_file
@@ -39,6 +41,20 @@ class Measure(msgspec.Struct, frozen=True):
     """The trivial recommender that it belongs to; None if it is the method's own."""
     error: float | None = None
     """Standard error over what was asked, where that is known."""
+    stretches: list[float] = []
+    """Its means over equal stretches of what was asked, in their order, if they are
+    known: two that were asked the same are compared stretch by stretch.
+    """
+
+
+STRETCHES = 50
+
+
+def stretches_of(values: NDArray[np.float64]) -> list[float]:
+    """The means over equal stretches of values; none of so few that some are empty."""
+    if len(values) < STRETCHES:
+        return []
+    return [float(part.mean()) for part in np.array_split(values, STRETCHES)]
 
 
 @dataclass(slots=True)

@@ -24,7 +24,12 @@ from streamer.model.rows.seen_items import SeenBefore
 from streamer.recommender import Recommender
 from streamer.replay.datasets import Log
 from streamer.replay.evaluation.baselines import BASELINES
-from streamer.replay.evaluation.results import Measure, RunResult, step_measure
+from streamer.replay.evaluation.results import (
+    Measure,
+    RunResult,
+    step_measure,
+    stretches_of,
+)
 from streamer.replay.evaluation.settings import SessionSettings
 from streamer.replay.evaluation.slices import CLOCK
 
@@ -210,5 +215,6 @@ def _measures(ranks: Rows, baseline: str | None) -> list[Measure]:
         for place, k in enumerate(KS):
             mean = float(means[at, place])
             error = float(errors[at, place])
-            found.append(Measure(metric, k, "all", mean, baseline, error))
+            parts = stretches_of(gains[:, at, place])
+            found.append(Measure(metric, k, "all", mean, baseline, error, parts))
     return found

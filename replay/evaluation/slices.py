@@ -7,6 +7,7 @@ head, torso, tail                   events of returning items, by the item's pop
 new/new-users ... new/tail          the same of `new`
 second-half/<slice>                 each of them over the second half of the stream
 second-half/type/<type>             events of each type that `event_weights` names, over that half
+stretch/<number>                    that half cut into equal stretches
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from streamer.model.rows.growing import grown
 from streamer.model.rows.seen_items import SeenBefore, UserItems
 from streamer.replay.evaluation.baselines import BASELINES
 from streamer.replay.evaluation.delay import DelayedLearner, PendingEvents
+from streamer.replay.evaluation.results import STRETCHES
 from streamer.replay.evaluation.settings import PrequentialSettings
 
 BANDS = ("head", "torso", "tail")
@@ -32,6 +34,7 @@ SPLITS = ("new-users", "returning-users", "new-items", "returning-items", *BANDS
 WHOLE = ("all", "new", *SPLITS, *(f"new/{split}" for split in SPLITS))
 SECOND_HALF = "second-half/"
 OF_TYPE = SECOND_HALF + "type/"
+STRETCH = "stretch/"
 SLICES = (*WHOLE, *(SECOND_HALF + name for name in WHOLE))
 AMONG_NEW = tuple(name for name in SLICES if "new" in name.split("/"))
 """Slices of events new to their user, ranked in lists without what the user had."""
@@ -101,7 +104,8 @@ class FirstEvents:
 
 
 def _tally(k: int, ks: Sequence[int], types: Iterable[str]) -> Tally:
-    slices = (*SLICES, *(OF_TYPE + name for name in types))
+    stretches = [f"{STRETCH}{number}" for number in range(STRETCHES)]
+    slices = (*SLICES, *(OF_TYPE + name for name in types), *stretches)
     return Tally(k, ks=ks, slices=slices, among_new=AMONG_NEW)
 
 
@@ -158,7 +162,10 @@ class SlicedPrequential(Prequential):
             late=number >= self._half,
         )
         late = (number >= self._half)[:, None]
-        found = np.concatenate([found, late & self._of_types(chosen)], axis=1)
+        stretch = (number - self._half) * STRETCHES // max(self._half, 1)
+        of_stretch = stretch.clip(max=STRETCHES - 1)[:, None] == np.arange(STRETCHES)
+        more = [late & self._of_types(chosen), of_stretch]
+        found = np.concatenate([found, *more], axis=1)
         if self._retrieve_every:
             some = np.flatnonzero(number % self._retrieve_every == 0)
             ranks = self.ranker.by_towers(batch, chosen, seen, some)

@@ -70,6 +70,7 @@ class Figures:
     def __init__(self, runs: Sequence[Run]) -> None:
         self._values: dict[tuple[str, Figure], dict[int, float]] = defaultdict(dict)
         self._errors: dict[tuple[str, Figure], float | None] = {}
+        self._stretches: dict[tuple[str, Figure], list[float]] = {}
         self.methods: dict[str, set[str]] = {}
         """The names of methods, and of the baselines beside each."""
         self.baselines: dict[str, None] = {}
@@ -88,6 +89,7 @@ class Figures:
                 # every method measures the baselines again: one value a seed
                 self._values[at].setdefault(run.seed, m.value)
                 self._errors[at] = m.error
+                self._stretches[at] = m.stretches
 
     def of(self, name: str, metric: str, k: int, slice_: str) -> Mean | None:
         """One figure; None if nobody measured it."""
@@ -107,6 +109,10 @@ class Figures:
     def error(self, name: str, figure: Figure) -> float | None:
         """The standard error of a figure over what was asked; None if it is not known."""
         return self._errors.get((name, figure))
+
+    def stretches(self, name: str, figure: Figure) -> list[float]:
+        """A figure over equal stretches of what was asked; nothing if it is not known."""
+        return self._stretches.get((name, figure), [])
 
     def table(self, shown: Mapping[Figure, str]) -> ResultTable:
         """Baselines, then methods, by some figures and their titles."""

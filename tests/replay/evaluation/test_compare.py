@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 from comparisons import SIZES, TINY, compare, figures, run, streamer
+from msgspec.structs import replace
 
 from streamer.cli.main import cli
 from streamer.errors import SettingsError, SourceError
@@ -314,6 +316,26 @@ class TestPrinted:
         said = verdict(runs)
         assert said.startswith("`xir` wins: HR@10 all 0.2500, 0.0493 (24.6%) above `bir`, which is beyond the noise")
         assert "differences of 3 seeds" in said
+
+    def test_one_seed_is_compared_stretch_by_stretch_of_the_log(self):
+        """Both go up and down together by far more than their difference."""
+        runs = []
+        for method, more in (("xir", 0.01), ("bir", 0.0)):
+            rates = [0.2 + 0.1 * (n % 3) + more * (1 + n % 2) for n in range(50)]
+            (measure, *_) = self.measured(method, (fmean(rates), 0.01), 0.1).measures
+            runs.append(run(method, 0, protocol="prequential", measures=[replace(measure, stretches=rates)]))
+        said = verdict(runs)
+        assert "`xir` wins" in said
+        assert said.endswith("±0.0014, one seed, differences over 50 stretches of the log).")
+
+    def test_stretches_of_a_real_run_average_to_the_figure_that_decides(self, log):
+        (found,) = compare(log, "--methods", "ssl")
+        measures = [m for m in found["measures"] if (m["metric"], m["k"], m["slice"]) == ("hr", 10, "second-half/all")]
+        assert len(measures) > 1
+        for m in measures:
+            assert len(m["stretches"]) == 50
+            assert fmean(m["stretches"]) == pytest.approx(m["value"], abs=0.02)
+        assert not any(s.startswith("stretch") for s in found["about"]["slices"])
 
     def test_without_anything_to_go_by_it_says_so(self):
         assert "--seeds 3" in verdict([self.measured("xir", (0.3, 0.2))])
