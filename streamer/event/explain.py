@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from streamer.dead_letters.base import DeadLetter, Reason
-from streamer.event.guess import COLUMN_NAMES, guess_fields
+from streamer.event.guess import guess_fields
 from streamer.settings import EventSettings
 
 READS_JSON = "Streamer reads one JSON object, or an array of them, from each record"
@@ -55,16 +55,14 @@ def _other_format(values: Sequence[bytes], source: str | None) -> str | None:
         )
     for beginning, kind in FILE_KINDS.items():
         if values[0].startswith(beginning):
-            return f"they are {kind}. {READS_JSON}. {_replay_command(kind, source, {})}"
+            return f"they are {kind}. {READS_JSON}. {_command(kind, source)}"
     if any(b"\0" in value or not _is_text(value) for value in values):
         start = values[0][:8].hex(" ")
         return f"they are binary (the first begins with {start}), such as Avro or Protobuf. {READS_JSON}."
     if (table := _table(values)) is None:
         return None
-    found = guess_fields(table)
-    columns = _shown(found.keys)
-    command = _replay_command("CSV", source, found.fields)
-    return f"they are CSV, with the columns {columns}. {READS_JSON}. {command}"
+    columns = _shown(list(table[0]))
+    return f"they are CSV, with the columns {columns}. {READS_JSON}. {_command('CSV', source)}"
 
 
 def _is_text(value: bytes) -> bool:
@@ -94,19 +92,11 @@ def _table(values: Sequence[bytes]) -> list[dict[str, str]] | None:
     return None
 
 
-def _replay_command(kind: str, source: str | None, fields: Mapping[str, str]) -> str:
-    """How a file of another format is read, as far as it can be."""
-    formats = {"CSV": "csv", "a Parquet file": "parquet", "a gzip file": "csv"}
-    if source is None or source == "-" or kind not in formats:
+def _command(kind: str, source: str | None) -> str:
+    """How a file of another format is learned from, if it can be."""
+    if source is None or source == "-" or kind == "an Avro file":
         return "Convert them."
-    columns = ""
-    for ours, theirs in fields.items():
-        if theirs not in COLUMN_NAMES[ours]:
-            columns += f" --column {shlex.quote(f'{ours}={theirs}')}"
-    path = shlex.quote(source)
-    return (
-        f"Try `streamer replay {formats[kind]} --path {path}{columns} && streamer run`."
-    )
+    return f"Try `streamer up {shlex.quote(source)}`."
 
 
 def _unknown_fields(

@@ -137,7 +137,6 @@ def explained(values: list[bytes], source: str | None = None, **fields: str) -> 
 SHOP = {"when": 1700000000, "customer": "ann", "product": 7, "category": "jazz"}
 CSV = [b"when,customer,product", b"1700000000,ann,7", b"1700000001,bob,8"]
 TRY = "--field user_id=customer --field item_id=product --field timestamp=when"
-REPLAY = "`streamer replay csv --path 'my shop.csv' --column user_id=customer --column item_id=product"
 
 
 @pytest.mark.parametrize(
@@ -146,12 +145,12 @@ REPLAY = "`streamer replay csv --path 'my shop.csv' --column user_id=customer --
         ([json.dumps(SHOP).encode()], None, {}, ["user_id is missing", "when, customer, product, category", TRY]),
         ([json.dumps([SHOP]).encode()], None, {"user_id": "customer"}, ["item_id is missing", "item_id=product"]),
         ([json.dumps({"e": {"user": {"id": 1}}}).encode()], None, {}, ["e.user.id", "--field user_id=e.user.id."]),
-        (CSV, "my shop.csv", {}, ["CSV", "when, customer, product", REPLAY, "--column timestamp=when && streamer run"]),
+        (CSV, "my shop.csv", {}, ["CSV", "when, customer, product", "`streamer up 'my shop.csv'`"]),
         (CSV, None, {}, ["CSV", "Convert them"]),
         ([b"1;ann;7", b"2;bob;8"], None, {}, ["CSV, with the columns 1, 2, 3"]),
         ([b"\0\0\0\1\2\x06ann"], None, {}, ["schema 258", "Avro", "VALUE_FORMAT='JSON'"]),
         ([b"\x06ann\x08\xff\x00"], None, {}, ["binary", "06 61 6e 6e"]),
-        ([b"PAR1\x15\x04"], "log.parquet", {}, ["a Parquet file", "streamer replay parquet --path log.parquet"]),
+        ([b"PAR1\x15\x04"], "log.parquet", {}, ["a Parquet file", "`streamer up log.parquet`"]),
         ([b"user_id=ann"], None, {}, ["malformed"]),
         ([b'{"\\u001b[2J": 1}'], None, {}, ["'\\x1b[2J'"]),
         ([b'{"user_id": 1, "item_id": 2, "timestamp": "secret"}'], None, {}, ["ISO 8601"]),
