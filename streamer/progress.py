@@ -34,7 +34,7 @@ class Progress:
         ingest: where batches come from; it commits.
         learner: what is saved.
         sharing: what is saved of the state that other trainers share.
-        dead_letters: where records go that are no events; opened and closed by the
+        dead_letters: where records go that are not events; opened and closed by the
             line.
         checkpoints: when and where everything is saved; None saves nothing.
         save_at_start: whether a checkpoint is saved before anything is trained, as a

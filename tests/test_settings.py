@@ -134,7 +134,7 @@ def test_an_unknown_variable_is_refused_and_those_of_all_commands_are_known(monk
 def test_a_learner_in_python_has_the_settings_of_run():
     assert OnlineLearner().settings == RunSettings().only(LearnerSettings) == LearnerSettings()
     assert OnlineLearner(dim=4, method="bir").settings == LearnerSettings(dim=4, method="bir")
-    with pytest.raises(SettingsError, match="a learner has no setting 'rate': choose among"):
+    with pytest.raises(SettingsError, match=r"a learner has no setting 'rate'\. docs/settings\.md lists all"):
         OnlineLearner(rate=0.1)
 
 

@@ -219,7 +219,7 @@ class Parts:
         written = json.loads(output)
         self._written = written["total"]
         if malformed := written.get("malformed"):
-            logger.warning("%s rows are no events: %s", malformed, written["reasons"])
+            logger.warning("%s rows are not events: %s", malformed, written["reasons"])
 
     def _on_status(self, status: Status) -> None:
         """See whether everything is learned; on the training thread, between two steps."""

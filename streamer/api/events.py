@@ -63,7 +63,7 @@ class EventReader:
         is read in the order of its times, everything else in its own order.
 
         Raises:
-            EventError: something is no event; the message names the row.
+            EventError: something is not an event; the message names the row.
         """
         if hasattr(events, "columns"):
             whole = self._read(_frame_columns(events), 0).in_order()
@@ -266,7 +266,7 @@ def _named(row: Any, number: int) -> Mapping[str, Any]:
     is_text = isinstance(row, str | bytes)
     if is_text or not isinstance(row, Sized) or len(row) not in (2, 3):
         raise EventError(
-            f"row {number}: {row!r} is no event: write (user, item), (user, item, time) or a dictionary"
+            f"row {number}: {row!r} is not an event: write (user, item), (user, item, time) or a dictionary"
         )
     return dict(zip(TUPLE_FIELDS, row, strict=False))  # type: ignore[call-overload]
 
@@ -276,7 +276,13 @@ def _ids(side: str, column: Sequence[Any], first: int) -> list[Id]:
     for n, value in enumerate(column):
         try:
             found.append(to_id(value))
-        except ValueError as problem:
+        except ValueError as error:
+            problem = str(error)
+            # a frame makes whole numbers fractions where one is missing
+            missing = [at for at, other in enumerate(column) if is_missing(other)]
+            if missing and isinstance(value, float):
+                n = missing[0]
+                problem = "is missing"
             raise EventError(f"row {first + n}: the {side} {problem}") from None
     return found
 

@@ -35,6 +35,17 @@ def to_id(value: Any) -> Id:
     )
 
 
+def to_texts(ids: Iterable[Id]) -> list[str]:
+    """Several ids as text.
+
+    Raises:
+        ValueError: one of them is none, or they are one text.
+    """
+    if isinstance(ids, str):
+        raise ValueError(f"{ids!r} is one id: give a list of them, [{ids!r}]")
+    return [str(to_id(one)) for one in ids]
+
+
 def is_missing(value: Any) -> bool:
     """Whether a value stands for none: None, NaN, and what pandas has for them."""
     if value is None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from streamer.api.evaluation import Evaluation, evaluate
 from streamer.api.events import EventReader, to_seconds
-from streamer.api.ids import Id, IdForms, to_id
+from streamer.api.ids import Id, IdForms, to_id, to_texts
 from streamer.api.settings import SettingChanges
 from streamer.errors import EventError, StreamerError
 from streamer.ingest.batcher import MicroBatch
@@ -106,7 +106,7 @@ class Learner:
             batch_size: events of a training step.
 
         Raises:
-            EventError: something is no event; the message names its row. What has a
+            EventError: something is not an event; the message names its row. What has a
                 length is checked before anything is learned.
         """
         count = 0
@@ -254,7 +254,7 @@ class Learner:
             batch_size: as for `learn`.
 
         Raises:
-            EventError: something is no event, or none is left to rank.
+            EventError: something is not an event, or none is left to rank.
         """
         try:
             freeze_after_s = to_seconds(freeze_after)
@@ -341,7 +341,7 @@ def _forms_of(vocabulary: Vocabulary) -> IdForms:
 
 def _known(vocabulary: Vocabulary, ids: Iterable[Id]) -> Rows:
     """The rows of those ids that are known, ascending."""
-    rows = np.unique(vocabulary.known([str(to_id(one)) for one in ids]))
+    rows = np.unique(vocabulary.known(to_texts(ids)))
     return rows[rows >= 0]
 
 
@@ -360,7 +360,7 @@ def _query(
         raise ValueError("give either a user or the recent items of a session")
     recommender = Recommender(online)
     if recent is not None:
-        return recommender.session([str(to_id(item)) for item in recent], features)
+        return recommender.session(to_texts(recent), features)
     if features:
         raise ValueError("features are those of a session: a user has learned ones")
     return recommender.user(str(to_id(user)))

@@ -286,7 +286,7 @@ class _JsonLines(logging.Formatter):
 
 def preparing(bar: int = 0) -> str:
     """How far the kernels are that the first step needs: compiled, or loaded from the
-    cache; with a bar of so many characters.
+    cache; with a bar that is `bar` characters wide.
     """
     from streamer.model.jit import LOOPS
 

@@ -12,6 +12,7 @@ import torch
 
 from streamer.accounting import Accounting
 from streamer.errors import CheckpointError, IncompatibleCheckpoint, SettingsError
+from streamer.model.setting import nearest
 from streamer.model.settings import LearnerSettings
 from streamer.snapshot import Checkpoint, SnapshotDirectory
 
@@ -42,12 +43,9 @@ def learner_settings(
         SettingsError: there is no such setting.
     """
     if unknown := [name for name in changes if name not in LearnerSettings.all()]:
-        known = ", ".join(LearnerSettings.all())
+        known = LearnerSettings.all()
         raise SettingsError(
-            [
-                f"a learner has no setting {name!r}: choose among {known}"
-                for name in unknown
-            ]
+            [f"a learner has no setting {n!r}{nearest(n, known)}" for n in unknown]
         )
     base = settings.only(LearnerSettings) if settings is not None else LearnerSettings()
     return dataclasses.replace(base, **changes)

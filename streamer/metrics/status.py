@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 EVERY_S = 0.5
 MIN_FEATURE_EVENTS = 1000
-"""A feature that none of so many events has had is probably misspelt."""
+"""Warn of a feature that no event has had after this many."""
 LOSS_BATCHES = 20
 """Full batches over which the loss is averaged."""
 

@@ -147,8 +147,8 @@ ROWS: dict[str, tuple[list[Any], str]] = {
     "nanoseconds": ([("ann", "tea", NOON * 10**9)], "row 0: time 17.* is not between 1970 and 2200"),
     "a list as time": ([("ann", "tea", [])], "row 0: time .* is a list"),
     "a weight": ([{"user": "ann", "item": "tea", "weight": -1}], "row 0: weight -1 is no number from 0 to 1,000"),
-    "text": (["ann", "tea"], "row 0: 'ann' is no event"),
-    "four values": ([("ann", "tea", 1, 2)], "row 0: .* is no event"),
+    "text": (["ann", "tea"], "row 0: 'ann' is not an event"),
+    "four values": ([("ann", "tea", 1, 2)], "row 0: .* is not an event"),
     "a key is missing": ([{"user": "ann", "item": "tea"}, {"user": "ann"}], "row 1: the item is missing"),
     "other keys": (
         [{"customer": "ann", "product": "tea"}],
@@ -177,6 +177,8 @@ def test_a_missing_id_in_a_frame_is_named_by_its_row(frame):
     learner = Learner(small())
     with pytest.raises(EventError, match="row 2: the user is missing"):
         learner.learn(frame({"user": ["ann", "bob", None], "item": [1, 2, 3], "time": [3, 2, 1]}))
+    with pytest.raises(EventError, match="row 1: the item is missing"):
+        learner.learn(frame({"user": ["ann", "bob"], "item": [1.0, float("nan")]}))
     with pytest.raises(EventError, match="have no timestamp 'when': they have user, item"):
         learner.learn(frame({"user": ["ann"], "item": [1]}), fields={"timestamp": "when"})
     assert not learner.popular()
@@ -259,6 +261,9 @@ class TestQuestions:
                 learned.recommend(**wrong)
         with pytest.raises(ValueError, match="k is 0"):
             learned.recommend(3, k=0)
+        for one in ({"recent": "i1"}, {"user": 3, "exclude": "i1"}, {"user": 3, "among": "i1"}):
+            with pytest.raises(ValueError, match=r"'i1' is one id: give a list of them, \['i1'\]"):
+                learned.recommend(**one)
 
     def test_it_is_shown_with_what_it_knows_and_how_it_differs(self):
         learner = Learner(dim=8, method="bir")
