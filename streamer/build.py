@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from streamer.dead_letters.base import DeadLetters, FileDeadLetters
+from streamer.dead_letters.base import DeadLetters, FileDeadLetters, is_file
 from streamer.dead_letters.share import DeadLetterShare
 from streamer.errors import SettingsError
 from streamer.settings import (
@@ -23,7 +23,7 @@ from streamer.settings import (
     SharingSettings,
     StreamSettings,
 )
-from streamer.sources.base import Partition, Source
+from streamer.sources.base import Partition, Source, check_topics
 
 if TYPE_CHECKING:
     from streamer.cache_store.redis.schema import Keys
@@ -49,6 +49,7 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
 
     Raises:
         SettingsError: with the problems of all parts.
+        OtherSource: the checkpoint was learned from another one.
     """
     if problems := settings.problems():
         raise SettingsError(problems)
@@ -57,13 +58,19 @@ def build_pipeline(settings: RunSettings) -> Pipeline:
 
         # in a group one thread each, so that sums do not depend on the machine
         torch.set_num_threads(settings.threads or 1)
+    # raises what is wrong with them, before the directory is made
+    kafka_settings(settings)
+    is_alone = settings.trainers is None
+    pipeline = _lone_pipeline(settings) if is_alone else _rank_pipeline(settings)
+    check_topics(pipeline.ingest.trained(), settings.log_names, settings.checkpoints)
+    return pipeline
+
+
+def _lone_pipeline(settings: RunSettings) -> Pipeline:
+    """The pipeline of a trainer alone."""
     from streamer.learner import OnlineLearner
     from streamer.snapshot import CheckpointStore
 
-    # raises what is wrong with them, before the directory is made
-    kafka_settings(settings)
-    if settings.trainers is not None:
-        return _rank_pipeline(settings)
     learner = OnlineLearner(settings)
     checkpoints = CheckpointStore(settings.checkpoints, settings.keep_checkpoints)
     store = None
@@ -412,13 +419,6 @@ def dead_letter_share(settings: RunSettings) -> DeadLetterShare:
 def dead_letters_name(settings: RunSettings) -> str:
     """The topic or file of dead letters."""
     return settings.dead_letters or f"{settings.topics[0]}.dead-letters"
-
-
-def is_file(name: str) -> bool:
-    """Whether dead letters of this name are a file: topics have no slash, and ours do
-    not end like files of them.
-    """
-    return "/" in name or name.endswith(".jsonl")
 
 
 def redis_server(settings: SharingSettings) -> RedisServer:

@@ -2,10 +2,11 @@
 
 StreamerError
 ├── SettingsError            one or more settings are wrong; carries every problem at once
-├── EventError               something that is to be learned is no event; names the row
+├── EventError               something that is to be learned is not an event; names the row
 ├── SourceError              a source of events cannot be used as asked
 │   ├── SourceUnavailable    the other side does not respond now; trying again may help
-│   └── UnknownTopic         the topic does not exist and is not created on reading
+│   ├── UnknownTopic         the topic does not exist and is not created on reading
+│   └── OtherSource          what was learned so far belongs to another source
 ├── SharingError             what trainers share cannot be used, or another trainer has taken our place
 ├── GroupError               the trainers of a group lost one of them, or do not hold the same model
 └── CheckpointError          a checkpoint cannot be written or read
@@ -40,7 +41,7 @@ class SettingsError(StreamerError):
 
 
 class EventError(StreamerError, ValueError):
-    """Something that is to be learned is no event."""
+    """Something that is to be learned is not an event."""
 
 
 class SourceError(StreamerError):
@@ -53,6 +54,16 @@ class SourceUnavailable(SourceError):  # noqa: N818  (reads as a state, like Con
 
 class UnknownTopic(SourceError):  # noqa: N818
     """The topic does not exist and is not created on reading."""
+
+
+class OtherSource(SourceError):  # noqa: N818
+    """What was learned so far belongs to another source."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(
+            f"{problem}. Give another --data-dir or --checkpoint-dir to learn from this source alone; or let the model "
+            "that is there go on with it: `streamer reset --to-beginning` and the same options"
+        )
 
 
 class SharingError(StreamerError):

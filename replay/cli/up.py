@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import shutil
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,12 @@ import msgspec
 
 from streamer.cli.options import GroupedCommand, settings_options
 from streamer.cli.output import printable, table
-from streamer.errors import SettingsError, SourceError, StreamerError
+from streamer.errors import (
+    OtherSource,
+    SettingsError,
+    SourceError,
+    StreamerError,
+)
 from streamer.event.guess import Guess, guess_fields
 from streamer.model.setting import changed, parse_pairs, parse_settings, setting
 from streamer.replay.cli.parts import (
@@ -29,14 +33,10 @@ from streamer.replay.cli.parts import (
 from streamer.settings import RunSettings
 from streamer.sources.base import Chunk
 
-TOPIC = "interactions"
-"""Of the embedded log."""
 COLUMNS = ("user_id", "item_id", "timestamp")
 """Our fields that are looked for."""
 PUBLISHED = "published"
 """Directory in a data directory to which the trainer publishes."""
-MARK = "source"
-"""File in a data directory that says what it was learned from."""
 SHOWN = 40
 """Characters of an example."""
 
@@ -102,19 +102,37 @@ def up(settings: UpSettings, source: str) -> None:
     """
     named = Path("streamer-data") / _directory_name(source)
     directory = (settings.data_dir or named).absolute()
-    if settings.restart and (directory / MARK).is_file():
-        shutil.rmtree(directory)
+    if settings.restart:
+        forget(directory)
     make_plan = file_plan if settings.bootstrap_servers is None else topic_plan
-    figures = run_parts(make_plan(source, settings, directory), settings)
+    try:
+        figures = run_parts(make_plan(source, settings, directory), settings)
+    except OtherSource as error:
+        raise StreamerError(
+            f"{directory} was learned from something else than {source} as it is now with these fields. "
+            "Give --restart to forget that and begin again, or another --data-dir to keep both"
+        ) from error
     click.echo("\n".join(summary(figures)))
 
 
+def forget(directory: Path) -> None:
+    """Remove what was learned in a directory, and for servers of it; events that were
+    written into its log stay.
+    """
+    from streamer.snapshot.store import TRAINER
+
+    checkpoints = RunSettings(data_dir=directory).checkpoints
+    if (checkpoints / TRAINER).is_file():
+        shutil.rmtree(checkpoints)
+        shutil.rmtree(directory / PUBLISHED, ignore_errors=True)
+
+
 def file_plan(path: str, settings: UpSettings, directory: Path) -> PartsPlan:
-    """A file is written into an embedded log, from which trainer and server read.
+    """A file is written into an embedded log, from which trainer and server read; its
+    topic stands for the content of the file and the fields that are read.
 
     Raises:
-        StreamerError: it cannot be read, has no columns for users and items, or is not
-            what the directory was learned from.
+        StreamerError: it cannot be read, or has no columns for users and items.
     """
     from streamer.replay.datasets import LogSettings, sample_log
     from streamer.replay.streams import replay_name
@@ -130,9 +148,10 @@ def file_plan(path: str, settings: UpSettings, directory: Path) -> PartsPlan:
     features = [*settings.item_features]
     features += [f"{name}:float" for name in settings.item_numeric_features]
     identity = {"fields": fields, "features": features}
-    claim(directory, path, replay_name(format, identity, sample.files))
+    name = replay_name(format, identity, sample.files)
+    topic = f"{_directory_name(path)}-{name[-8:]}"
 
-    stream = ["--data-dir", str(directory), "--topic", TOPIC]
+    stream = ["--data-dir", str(directory), "--topic", topic]
     writer = ["replay", format, "--path", path, "--json", *stream]
     for ours, theirs in fields.items():
         writer += ["--column", f"{ours}={theirs}"]
@@ -140,7 +159,7 @@ def file_plan(path: str, settings: UpSettings, directory: Path) -> PartsPlan:
         writer += ["--item-feature", feature]
     return PartsPlan(
         source=path,
-        trainer=run_settings(settings, directory, topics=(TOPIC,)),
+        trainer=run_settings(settings, directory, topics=(topic,)),
         writer=writer,
         server=["serve", "--from", str(directory / PUBLISHED), "--clicks", *stream],
         ends=settings.until_end,
@@ -148,13 +167,15 @@ def file_plan(path: str, settings: UpSettings, directory: Path) -> PartsPlan:
 
 
 def topic_plan(topic: str, settings: UpSettings, directory: Path) -> PartsPlan:
-    """A topic of Kafka is read as it is.
+    """A topic of Kafka is read as it is, by a consumer group of what is learned in the
+    directory: a restart leaves it behind.
 
     Raises:
-        StreamerError: it cannot be read, its records have no fields for users and
-            items, or it is not what the directory was learned from.
+        StreamerError: it cannot be read, or its records have no fields for users and
+            items.
     """
     from streamer.cli.look import next_records
+    from streamer.snapshot import CheckpointStore
 
     servers = str(settings.bootstrap_servers)
     trainer = run_settings(
@@ -169,8 +190,8 @@ def topic_plan(topic: str, settings: UpSettings, directory: Path) -> PartsPlan:
     fields = dict(settings.fields)
     if records:
         fields = recognised(topic, guess_fields(records), fields, records)
-    source = f"{topic} at {servers}"
-    group = claim(directory, source, f"{source}, {sorted(fields.items())}")
+    with CheckpointStore(trainer.checkpoints) as store:
+        group = f"streamer-up-{store.trainer}"
 
     server = ["serve", "--from", str(directory / PUBLISHED), "--topic", topic]
     server += ["--bootstrap-servers", servers, "--data-dir", str(directory)]
@@ -181,7 +202,7 @@ def topic_plan(topic: str, settings: UpSettings, directory: Path) -> PartsPlan:
     for ours, theirs in fields.items():
         server += ["--field", f"{ours}={theirs}"]
     return PartsPlan(
-        source=source,
+        source=f"{topic} at {servers}",
         trainer=replace(trainer, fields=fields, group_id=group),
         server=server,
         ends=settings.until_end,
@@ -259,29 +280,6 @@ def recognised(
         "--field OURS=THEIRS corrects it; --item-feature NAME adds one", err=True
     )
     return {**asked, **found}
-
-
-def claim(directory: Path, source: str, identity: str) -> str:
-    """Take a directory for a source, from which the same command goes on; returns the
-    consumer group of what is learned there, which a restart leaves behind.
-
-    Raises:
-        StreamerError: it was learned from something else.
-    """
-    mark = directory / MARK
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if not mark.is_file():
-            mark.write_text(f"streamer-up-{uuid.uuid4().hex[:12]}\n{identity}\n")
-        group, _, before = mark.read_text().strip().partition("\n")
-    except OSError as error:
-        raise StreamerError(f"{directory} cannot be used: {error}") from error
-    if before != identity:
-        raise StreamerError(
-            f"{directory} was learned from something else than {source} as it is now with these fields. "
-            "Give --restart to forget that and begin again, or another --data-dir to keep both"
-        )
-    return group
 
 
 def summary(figures: Figures) -> Iterator[str]:

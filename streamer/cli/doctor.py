@@ -24,7 +24,7 @@ from streamer.cache_store.errors import StoreError
 from streamer.cli.findings import Finding, count, describe
 from streamer.cli.options import GroupedCommand, json_option, settings_options
 from streamer.cli.output import format_age, format_bytes
-from streamer.errors import StreamerError
+from streamer.errors import OtherSource, StreamerError
 from streamer.settings import RunSettings
 
 ENOUGH_SPACE_BYTES = 1_000_000_000
@@ -204,13 +204,18 @@ def check_events(settings: RunSettings) -> Iterator[Finding]:
     from streamer.cli.look import examine_events, next_records
     from streamer.snapshot import SnapshotDirectory
     from streamer.snapshot.snapshot import positions_from_json
+    from streamer.sources.base import check_topics
 
     if settings.source == "-":  # what is read from it is gone
         return
     try:
         loaded = SnapshotDirectory(settings.checkpoints).load()
         listed = loaded.meta.get("positions", ()) if loaded is not None else ()
-        chunks = next_records(settings, positions_from_json(listed))
+        trained = positions_from_json(listed)
+        check_topics(trained, settings.log_names, settings.checkpoints)
+        chunks = next_records(settings, trained)
+    except OtherSource:
+        raise
     except StreamerError:
         return  # the other checks say why
     yield from examine_events(settings, chunks)
@@ -347,7 +352,8 @@ def _examine_topic(consumer: Any, topic: str, group_id: str) -> Finding:
 
 def check_dead_letters(settings: RunSettings) -> Iterator[Finding]:
     """The topic, and if it is missing whether it could be created; or the file."""
-    from streamer.build import dead_letters_name, is_file, kafka_settings
+    from streamer.build import dead_letters_name, kafka_settings
+    from streamer.dead_letters.base import is_file
     from streamer.dead_letters.kafka import create_topic
 
     name = dead_letters_name(settings)

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 
-from streamer.build import dead_letter_share, event_decoder, kafka_settings
+from streamer.build import (
+    dead_letter_share,
+    event_decoder,
+    kafka_settings,
+    start_policy,
+)
 from streamer.cli.findings import Finding
 from streamer.dead_letters.share import FIRST_LOOK
 from streamer.event import Decoded
@@ -68,7 +73,7 @@ def next_records(
 ) -> list[Chunk]:
     """The next records of the source, at most `limit`."""
     found: list[Chunk] = []
-    with closing(_open_source(settings, positions)) as source:
+    with closing(open_beside(settings, positions)) as source:
         deadline = time.monotonic() + PATIENCE_S
         while limit and time.monotonic() < deadline and not _is_read(source):
             for chunk in source.poll(limit, 0.1):
@@ -77,9 +82,12 @@ def next_records(
     return found
 
 
-def _open_source(settings: RunSettings, positions: Positions) -> Source:
-    """A reader of the stream beside all others."""
+def open_beside(settings: RunSettings, positions: Positions) -> Source:
+    """A reader of the stream beside all others; without a position it begins at the
+    start time, or at the beginning.
+    """
     source: Source
+    settings = replace(settings, start="earliest")
     if settings.source:
         from streamer.sources.files import FileSource
 
@@ -87,11 +95,16 @@ def _open_source(settings: RunSettings, positions: Positions) -> Source:
     elif (kafka := kafka_settings(settings)) is not None:
         from streamer.sources.kafka.tail import KafkaTail
 
-        source = KafkaTail(replace(kafka, auto_offset_reset="earliest"))
+        source = KafkaTail(kafka)
     else:
         from streamer.sources.embedded.source import EmbeddedSource
 
-        source = EmbeddedSource(settings.data_dir, settings.all_topics, group=None)
+        source = EmbeddedSource(
+            settings.data_dir,
+            settings.all_topics,
+            start=start_policy(settings),
+            group=None,
+        )
     source.open(StartAt(positions))
     return source
 

@@ -22,6 +22,7 @@ COMMANDS = {
     "inspect": "streamer.cli.inspect:inspect",
     "export": "streamer.cli.export:export",
     "checkpoint": "streamer.cli.checkpoint:checkpoint",
+    "reset": "streamer.cli.reset:reset",
     "store": "streamer.cli.store:store",
     "doctor": "streamer.cli.doctor:doctor",
     "replay": "streamer.replay.cli.replay:replay",

@@ -36,6 +36,13 @@ LETTER_BYTES = 512
 """What a letter is taken to weigh besides its value and key."""
 
 
+def is_file(name: str) -> bool:
+    """Whether dead letters of this name are a file: topics have no slash, and ours do
+    not end like files of them.
+    """
+    return "/" in name or name.endswith(".jsonl")
+
+
 class Reason(enum.StrEnum):
     """Why something is a dead letter: a closed set, fit for a metric's label."""
 

@@ -5,7 +5,7 @@ assignment.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from streamer.sources.base import Partition, Position, Positions
@@ -20,8 +20,8 @@ class PartitionOffsets:
     position: int | None = (
         None  # the next to train; None until the source has said where reading starts
     )
-    topic_id: str = ""  # of the log that the position is of
-    leader_epoch: int = -1
+    log: Position = field(default_factory=lambda: Position(0))
+    """Any position of the log that ours is of, as far as is known."""
     started: int | None = (
         None  # where the source began to read it since it was assigned last; None until that is known
     )
@@ -113,7 +113,7 @@ class OffsetLedger:
         for partition, offsets in self._known(positions):
             at = positions[partition]
             # "" if the source had not said of which log it was when it was trained
-            if getattr(at, "topic_id", "") not in ("", offsets.topic_id):
+            if getattr(at, "topic_id", "") not in ("", offsets.log.topic_id):
                 continue
             offsets.checkpointed = int(at)
             if offsets.may_commit and at >= (offsets.started or 0):
@@ -174,7 +174,7 @@ class OffsetLedger:
             if o.position is not None
         ]
         return OffsetSnapshot(
-            {p: Position(at, o.topic_id, o.leader_epoch) for p, o, at in known},
+            {p: o.log.at(at) for p, o, at in known},
             self.releasing(),
         )
 
@@ -198,5 +198,4 @@ class OffsetLedger:
 def _note_log(offsets: PartitionOffsets, position: int) -> None:
     """Note of which log a position is, if it says so."""
     if isinstance(position, Position):
-        offsets.topic_id = position.topic_id
-        offsets.leader_epoch = position.leader_epoch
+        offsets.log = position

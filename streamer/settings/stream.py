@@ -70,6 +70,13 @@ class StreamSettings(Settings):
         return (self.catalogue_topic,) if self.catalogue_topic else ()
 
     @property
+    def log_names(self) -> tuple[str, ...]:
+        """The names of what is read, as its partitions have them."""
+        if self.source:
+            return ("stdin" if self.source == "-" else Path(self.source).name,)
+        return self.all_topics
+
+    @property
     def start_timestamp_ms(self) -> int | None:
         """`start_timestamp` in milliseconds since the epoch.
 

@@ -309,7 +309,7 @@ def positions_to_json(positions: Mapping[Partition, int]) -> list[list[Any]]:
     for partition, at in sorted(positions.items()):
         log: list[Any] = []
         if isinstance(at, Position) and at.topic_id:
-            log = [at.topic_id, at.leader_epoch]
+            log = [at.topic_id, at.leader_epoch, at.resets]
         listed.append([*partition, int(at), *log])
     return listed
 

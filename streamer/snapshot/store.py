@@ -137,6 +137,16 @@ class CheckpointStore(SnapshotDirectory):
         self._prune()
         return path
 
+    def amend(self, found: Checkpoint, changed: dict[str, Any]) -> Path:
+        """Write a checkpoint that differs from one of ours in values of its meta only.
+
+        Raises:
+            CheckpointError: it cannot be written.
+        """
+        self.links = [ChainLink(one.end.link, one.size_bytes) for one in found.chain]
+        newest = found.chain[-1]
+        return self.save([], newest.arrays(), newest.meta | changed, base=False)
+
     def beat(self) -> None:
         """Show a sign of life, every second or so.
 

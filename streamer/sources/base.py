@@ -8,9 +8,12 @@ offset to read, and a committed offset the next one to be processed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple, Protocol
+
+from streamer.errors import OtherSource
 
 logger = logging.getLogger(__name__)
 
@@ -39,22 +42,30 @@ class Position(int):
 
     Args:
         offset: the next offset to read.
-        topic_id: of the topic as it was created; "" if it is not known.
+        topic_id: of the topic as it was created, or what else tells one log from
+            another; "" if it is not known.
         leader_epoch: of the record before the offset, or a later one; -1 if it is not
             known. A log that lost its end in an election of its leader has no such
             record any more.
+        resets: how often `streamer reset` has moved the group until then.
     """
 
     topic_id: str
     leader_epoch: int
+    resets: int
 
     def __new__(
-        cls, offset: int, topic_id: str = "", leader_epoch: int = -1
+        cls, offset: int, topic_id: str = "", leader_epoch: int = -1, resets: int = 0
     ) -> Position:
         position = super().__new__(cls, offset)
         position.topic_id = topic_id
         position.leader_epoch = leader_epoch
+        position.resets = resets
         return position
+
+    def at(self, offset: int) -> Position:
+        """Another offset of the same log."""
+        return Position(offset, self.topic_id, self.leader_epoch, self.resets)
 
 
 @dataclass(slots=True)
@@ -229,6 +240,41 @@ class Source(Protocol):
         called twice.
         """
         ...
+
+
+def is_of_other_log(position: int | None, topic_id: str) -> bool:
+    """Whether a position is of another log than this one of the same name, as far as is
+    known.
+    """
+    known = getattr(position, "topic_id", "")
+    return bool(known and topic_id) and known != topic_id
+
+
+def check_topics(
+    trained: Collection[Partition], topics: Collection[str], directory: Path
+) -> None:
+    """See that what was learned in a directory is from one of these topics or files.
+
+    Raises:
+        OtherSource: it is from others.
+    """
+    known = {partition.topic for partition in trained}
+    if known and known.isdisjoint(topics):
+        raise OtherSource(
+            f"{directory} was learned from {', '.join(sorted(known))}, and this is {', '.join(topics)}"
+        )
+
+
+def check_log(partition: Partition, trained: int | None, topic_id: str) -> None:
+    """See that what was trained of a partition is of the log that is to be read.
+
+    Raises:
+        OtherSource: it is of another one.
+    """
+    if is_of_other_log(trained, topic_id):
+        raise OtherSource(
+            f"{partition} is not what the model has learned from, but another log of that name"
+        )
 
 
 def warn_of_gap(partition: Partition, position: int, first: int) -> None:

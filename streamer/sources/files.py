@@ -3,7 +3,8 @@ log.
 
 The file is one partition, `Partition(<its name>, 0)`; an offset is a line number,
 counted from 0. Blank lines are left out but counted, so offsets stay line numbers.
-Reading goes on at a position by skipping that many lines.
+Reading goes on at a position by skipping that many lines. An input is known by its
+first line: it may grow.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ import select
 import stat
 import sys
 import time
+import zlib
 from pathlib import Path
 
 from streamer.errors import SourceError, UnknownTopic
-from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
+from streamer.sources.base import (
+    Chunk,
+    Partition,
+    Position,
+    Positions,
+    RebalanceListener,
+    check_log,
+)
 
 BLOCK_BYTES = 1 << 20
 MAX_LINE_BYTES = 16 << 20
@@ -47,8 +56,9 @@ class FileSource:
         self._number = 0  # of the line that `_partial` begins
         self._partial = b""
         self._lines: list[tuple[int, bytes]] = []  # read, not returned yet
+        self._trained: int | None = None
         self._start = 0
-        self._position = 0
+        self._position = Position(0)
         self._ended = False
         self.partition = Partition("stdin" if self._is_stdin else self._path.name, 0)
 
@@ -64,9 +74,10 @@ class FileSource:
         except OSError as error:
             raise SourceError(f"cannot read {self._path}: {error.strerror}") from error
         self._is_pipe = not stat.S_ISREG(os.fstat(self._file.fileno()).st_mode)
-        trained = listener.on_assigned([self.partition]).get(self.partition, 0)
-        self._start = listener.on_start({self.partition: trained})[self.partition]
-        self._position = self._start
+        self._trained = listener.on_assigned([self.partition]).get(self.partition)
+        starts = listener.on_start({self.partition: self._trained or 0})
+        self._start = starts[self.partition]
+        self._position = Position(self._start, getattr(self._trained, "topic_id", ""))
 
     def poll(self, max_records: int, timeout_s: float) -> list[Chunk]:
         """See `Source.poll`."""
@@ -96,6 +107,8 @@ class FileSource:
             block = b"\n"
         lines = (self._partial + block).split(b"\n")
         self._partial = lines.pop()[:MAX_LINE_BYTES]
+        if lines and not self._number and not self._ended:
+            self._recognise(lines[0])
         for number, line in enumerate(lines, self._number):
             if number >= self._start and line and not line.isspace():
                 self._lines.append((number, line))
@@ -107,11 +120,17 @@ class FileSource:
                 "Give the same input, or start with another checkpoint directory"
             )
 
+    def _recognise(self, first_line: bytes) -> None:
+        """See that this is the input that was trained, if one was."""
+        name = f"{zlib.crc32(first_line):08x}"
+        check_log(self.partition, self._trained, name)
+        self._position = Position(self._position, name)
+
     def _chunk(self, file: io.FileIO, lines: list[tuple[int, bytes]]) -> Chunk:
         written_s = time.time()
         if not self._is_pipe:
             written_s = os.fstat(file.fileno()).st_mtime
-        self._position = lines[-1][0] + 1
+        self._position = self._position.at(lines[-1][0] + 1)
         return Chunk(
             self.partition,
             [number for number, _ in lines],

@@ -178,18 +178,21 @@ def recreate(kafka: KafkaHarness, topic: str) -> None:
     kafka.server.create_topic(topic)
 
 
-def test_a_topic_that_was_recreated_is_read_from_its_beginning(
+def test_a_topic_that_was_recreated_is_another_source(
     kafka: KafkaHarness, zygote: Zygote, make_topic: MakeTopic
 ) -> None:
-    """It is longer than our position: offsets alone do not tell it from the old one."""
+    """It is longer than our position: offsets alone do not tell it from the old one. The model may go on with it."""
     topic = make_topic(1)
     topic.append(records(300))
     zygote.summary(topic.run("a", "--until-end"))
     recreate(kafka, topic.name)
     topic.append(records(500))
+    assert zygote.run(topic.run("a", "--until-end")) == 1
+    assert "another log of that name" in zygote.errors
+    moves = zygote.summary(["reset", *topic.run("a", "--to-beginning", "--yes")[1:]])["moves"]
+    assert moves[0]["events"] == "a run begins there"
     summary = zygote.summary(topic.run("a", "--until-end"))
-    assert summary["events_this_run"] == 500
-    assert "created again" in zygote.errors
+    assert (summary["events_this_run"], summary["consumed"]) == (500, 800)
 
 
 def test_a_topic_that_is_deleted_while_it_is_read_is_an_error(

@@ -164,11 +164,16 @@ def test_what_cannot_be_recognised_is_named(tmp_path: Path):
         file_plan(str(tmp_path / "clicks"), UpSettings(), tmp_path / "data")
 
 
+@pytest.mark.slow
 def test_a_directory_belongs_to_one_file_as_it_is_with_its_fields(tmp_path: Path):
-    path = write_csv(tmp_path / "events.csv", 20)
-    data = tmp_path / "data"
-    file_plan(str(path), UpSettings(), data)
-    file_plan(str(path), UpSettings(), data)
+    path = write_csv(tmp_path / "events.csv")
+    with up(tmp_path, "first", "--until-end") as command:
+        assert command.ended()[0] == 0, command.said()
     path.write_text(path.read_text() + "1731700000,ann,tea,hot\n")
-    with pytest.raises(StreamerError, match=r"--restart .* --data-dir"):
-        file_plan(str(path), UpSettings(), data)
+    with up(tmp_path, "other", "--until-end") as command:
+        assert command.ended()[0] == 1
+    assert re.search(r"something else than events\.csv .*--restart .* --data-dir", command.said().splitlines()[-1])
+    with up(tmp_path, "anew", "--until-end", "--restart") as command:
+        code, out = command.ended()
+        assert code == 0, command.said()
+    assert f"{EVENTS + 1:,} = {EVENTS + 1:,} trained" in out

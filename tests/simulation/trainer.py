@@ -39,7 +39,7 @@ from streamer.sharing import sharing as sharing_module
 from streamer.sharing.sharing import Sharing, StoreSharing
 from streamer.snapshot import checkpointer, writer
 from streamer.snapshot.checkpointer import Checkpointer, Restored
-from streamer.sources.kafka import consumer, offsets, partitions, private, source, watch
+from streamer.sources.kafka import consumer, group, offsets, partitions, private, source, watch
 from streamer.sources.kafka import reader as kafka_reader
 from streamer.sources.kafka.settings import KafkaSettings
 from streamer.sources.kafka.source import KafkaSource
@@ -80,7 +80,7 @@ def simulated(scheduler: Scheduler) -> Any:
                 stack.enter_context(mock.patch.object(module, name, getattr(scheduler, name)))
         for module, name, value in (
             (consumer, "connect_with_network", connected),
-            (source, "connect", lambda *given: connected(*given)[0]),
+            (group, "connect", lambda *given: connected(*given)[0]),
             (consumer, "in_thread", at_once),
             (watch, "in_thread", at_once),
             (private, "seek", Client.seek),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -201,6 +202,34 @@ class TestRuns:
         again = zygote.summary(arguments)
         assert (again["trained"], again["events_this_run"]) == (200, 50)
 
+    def test_a_directory_belongs_to_its_source(self, zygote, tmp_path):
+        """Its name tells it from others, and its beginning from others of that name; more topics are welcome."""
+        ours, others = values_of(events(90)), values_of(events(90, seed=1))
+        jsonl(tmp_path / "ours.jsonl", ours)
+        (tmp_path / "there").mkdir()
+        jsonl(tmp_path / "there" / "ours.jsonl", others * 2)
+        write_log(tmp_path / "log", ours, "clicks")
+        write_log(tmp_path / "log", others, "buys")
+
+        def run(name: str, *source: Any) -> list[Any]:
+            return ["run", *source, "--checkpoint-dir", tmp_path / name, "--until-end", *QUICK]
+
+        log = ["--data-dir", tmp_path / "log", "--topic"]
+        file = ["--data-dir", tmp_path, "--source"]
+        zygote.summary(run("of-file", *file, tmp_path / "ours.jsonl"))
+        zygote.summary(run("of-topic", *log, "clicks"))
+        for other, said in (
+            (
+                run("of-file", *file, tmp_path / "there" / "ours.jsonl"),
+                r"ours\.jsonl\[0\] is not what .* but another log",
+            ),
+            (run("of-file", *log, "clicks"), r"of-file was learned from ours\.jsonl, and this is clicks\."),
+            (run("of-topic", *log, "buys"), r"of-topic was learned from clicks, and this is buys\."),
+        ):
+            assert zygote.run(other) == 1
+            assert re.search(said + ".*--checkpoint-dir .*`streamer reset --to-beginning`", only_line(zygote))
+        assert zygote.summary(run("of-topic", *log, "clicks", "--topic", "buys"))["trained"] == 180
+
     @pytest.mark.slow
     def test_standard_input(self, tmp_path):
         arguments = ["run", "--source", "-", "--data-dir", tmp_path / "data", *QUICK]
@@ -287,7 +316,7 @@ def only_line(zygote: Zygote) -> str:
         (["--topic", "absent", "--until-end"], ["there is no topic 'absent'", TOPIC]),
         (["--dead-letters", "."], ["cannot open dead letters"]),
         (["--dim", "16"], ["dim was 8 and is 16 now", "--checkpoint-dir"]),
-        (["--data-dir", "replaced", "--checkpoint-dir", "checkpoints", "--until-end"], ["the log was replaced"]),
+        (["--data-dir", "replaced", "--checkpoint-dir", "checkpoints", "--until-end"], ["another log of that name"]),
         (["--checkpoint-dir", "used"], ["another process (pid ", "Stop it, or choose another directory"]),
         (["--checkpoint-dir", "corrupt"], ["every checkpoint in"]),
     ],

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import sqlite3
 import time
 from collections.abc import Collection, Iterator
@@ -80,6 +81,7 @@ def create_or_open(path: Path) -> sqlite3.Connection:
                 if format_of(db, path) == 0:
                     for statement in SCHEMA:
                         db.execute(statement)
+                    db.execute(f"PRAGMA application_id = {secrets.randbits(31)}")
     except BaseException:
         db.close()
         raise
@@ -94,6 +96,12 @@ def format_of(db: sqlite3.Connection, path: Path) -> int:
             f"{path} has format {version}, this version of Streamer reads {FORMAT}: upgrade Streamer"
         )
     return version
+
+
+def log_id(db: sqlite3.Connection) -> str:
+    """What tells this log from others: random, given when it was created."""
+    number: int = db.execute("PRAGMA application_id").fetchone()[0]
+    return f"{number:08x}" if number else ""
 
 
 @contextlib.contextmanager

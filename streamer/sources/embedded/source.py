@@ -44,7 +44,14 @@ from pathlib import Path
 from typing import Literal
 
 from streamer.errors import SourceError
-from streamer.sources.base import Chunk, Partition, Positions, RebalanceListener
+from streamer.sources.base import (
+    Chunk,
+    Partition,
+    Position,
+    Positions,
+    RebalanceListener,
+    check_log,
+)
 from streamer.sources.embedded.database import (
     BUSY_TIMEOUT_S,
     LOG_FILE,
@@ -53,6 +60,7 @@ from streamer.sources.embedded.database import (
     ends_of,
     first_offset_since,
     format_of,
+    log_id,
     rows_of,
     topics_of,
     translated_errors,
@@ -131,6 +139,7 @@ class EmbeddedSource:
         self._commits = GroupCommits(self._path, group) if group is not None else None
         self._listener: RebalanceListener
         self._inode = 0
+        self._log_id = ""
         self._runs: RunReader | None = None
         """Once the log is there; it holds the connection."""
         self._ends: dict[int, int] = {}  # by the id of its row, as far as is known
@@ -165,7 +174,8 @@ class EmbeddedSource:
 
     def positions(self) -> Positions:
         """See `Source.positions`."""
-        return self._runs.positions() if self._runs is not None else {}
+        found = self._runs.positions() if self._runs is not None else {}
+        return {p: Position(at, self._log_id) for p, at in found.items()}
 
     def commit(self, positions: Positions) -> None:
         """Store the positions as those of the group at the next poll, or at `close`."""
@@ -203,6 +213,7 @@ class EmbeddedSource:
                 db.close()  # a writer is about to create the tables
                 return None
             self._inode = self._path.stat().st_ino
+            self._log_id = log_id(db)
             self._runs = RunReader(db)
         return self._runs
 
@@ -254,10 +265,13 @@ class EmbeddedSource:
             position = trained.get(partition)
             if position is None:
                 position = start.offset(runs.db, row, partition.topic)
+            check_log(partition, position, self._log_id)
             _check_position(partition, position, end)
             readings[row] = Reading(partition, position)
             readings[row].skip_to(first)
-        starts = {r.partition: r.next_offset for r in readings.values()}
+        starts: dict[Partition, int] = {}
+        for reading in readings.values():
+            starts[reading.partition] = Position(reading.next_offset, self._log_id)
         starts |= self._listener.on_start(starts)
         for reading in readings.values():
             reading.next_offset = starts[reading.partition]

@@ -41,12 +41,14 @@ class Commit(NamedTuple):
     """Between `offset` and this there are marks of transactions and aborted records
     only; 0 if nobody knows.
     """
+    resets: int = 0
+    """How often `streamer reset` has moved the group: a position of before is none."""
 
     @classmethod
     def of(cls, committed: OffsetAndMetadata) -> Commit:
         """Return what was committed, by whomever."""
         words = (committed.metadata or "").split()
-        if len(words) not in (5, 6) or words[0] != FORMAT:
+        if len(words) not in (5, 6, 7) or words[0] != FORMAT:
             return cls(committed.offset)
         _, trainer, topic_id, *numbers = words
         return cls(committed.offset, trainer, topic_id.strip("-"), *map(int, numbers))
@@ -63,8 +65,10 @@ class Commit(NamedTuple):
             return OffsetAndMetadata(self.offset, "", -1)
         topic_id = self.topic_id or "-"
         metadata = f"{FORMAT} {self.trainer} {topic_id} {self.since} {self.partitions}"
-        if self.no_record_before > self.offset:
+        if self.no_record_before > self.offset or self.resets:
             metadata += f" {self.no_record_before}"
+        if self.resets:
+            metadata += f" {self.resets}"
         return OffsetAndMetadata(self.offset, metadata, -1)
 
 
@@ -197,9 +201,11 @@ class OffsetTable:
         found: dict[Partition, Position] = {}
         for partition, row in self.reading().items():
             assert row.start is not None
-            topic_id = row.start.position.topic_id
+            start = row.start.position
             position = max(row.position, row.passed)
-            found[partition] = Position(position, topic_id, row.leader_epoch)
+            found[partition] = Position(
+                position, start.topic_id, row.leader_epoch, start.resets
+            )
         return found
 
     def ends(self) -> dict[Partition, int]:

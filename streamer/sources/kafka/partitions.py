@@ -18,6 +18,7 @@ from streamer.sources.base import (
     Position,
     Positions,
     RebalanceListener,
+    is_of_other_log,
     warn_of_gap,
 )
 from streamer.sources.kafka.consumer import LOOKUP_TIMEOUT_MS, Consumer
@@ -194,8 +195,7 @@ class KafkaPartitions(RebalanceListener):
         """
         recreated: list[Partition] = []
         for partition, position in self._table.positions().items():
-            topic_id = consumer.topic_id(partition.topic)
-            if topic_id and position.topic_id not in ("", topic_id):
+            if is_of_other_log(position, consumer.topic_id(partition.topic)):
                 recreated.append(partition)
         if recreated:
             self._reassign(recreated)

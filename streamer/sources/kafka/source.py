@@ -6,20 +6,17 @@ far anybody has; see `starts`.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from kafka import KafkaAdminClient
 from kafka.admin import MemberToRemove
 
 from streamer.errors import SourceUnavailable, StreamerError
 from streamer.sources.base import Partition, Positions
-from streamer.sources.kafka.client import GuardedClient, connect
 from streamer.sources.kafka.consumer import Consumer
+from streamer.sources.kafka.group import group_admin
 from streamer.sources.kafka.offsets import Commit
 from streamer.sources.kafka.reader import KafkaReader
 from streamer.sources.kafka.settings import KafkaSettings
@@ -99,7 +96,9 @@ class KafkaSource(KafkaReader):
             if consumer.instance_id and member_id:
                 left_s = self._settings.close_timeout_s - (time.monotonic() - began)
                 timeout_ms = round(1000 * max(0.1, left_s))
-                with self._admin(bootstrap_timeout_ms=timeout_ms) as admin:
+                with group_admin(
+                    self._settings, bootstrap_timeout_ms=timeout_ms
+                ) as admin:
                     member = MemberToRemove(member_id, consumer.instance_id)
                     admin.remove_group_members(self._settings.group_id, [member])
 
@@ -121,21 +120,13 @@ class KafkaSource(KafkaReader):
         self._joined_s = self._polled_s
         return trained
 
-    @contextlib.contextmanager
-    def _admin(self, **config: Any) -> Iterator[Any]:
-        """A connection for one question about our group."""
-        client = connect(KafkaAdminClient, self._settings.admin_config() | config)
-        where = f"the group {self._settings.group_id!r} of {self._where}"
-        with contextlib.closing(GuardedClient(client, where)) as admin:
-            yield admin
-
     def _has_member(self, instance_ids: set[str]) -> bool:
         """Whether one of these is a member, as far as the broker knows; True if it does
         not say.
         """
         name = self._settings.group_id
         try:
-            with self._admin() as admin:
+            with group_admin(self._settings) as admin:
                 found = admin.describe_groups([name])[name]
         except StreamerError as error:
             found = {"error": str(error), "members": []}

@@ -7,7 +7,13 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from streamer.errors import SourceError
-from streamer.sources.base import Partition, Position, Positions
+from streamer.sources.base import (
+    Partition,
+    Position,
+    Positions,
+    check_log,
+    is_of_other_log,
+)
 from streamer.sources.kafka.consumer import Consumer
 from streamer.sources.kafka.offsets import Commit, Start
 from streamer.sources.kafka.settings import KafkaSettings
@@ -61,8 +67,9 @@ class Starts:
         While we are `joining` the group, nothing may be left out that was trained by
         nobody who runs.
 
-        1. What we have trained of a topic that was recreated since is of another log,
-           and does not count.
+        1. What we have trained of a topic that was recreated since is of another log.
+           If that is so when we join, the run ends; later it does not count. Neither
+           does what we or the group had before `streamer reset` moved the other.
         2. Where we have trained: there; but after what others have trained since.
         3. Otherwise where the group has committed; if we did that and have no
            checkpoint of it, where we began.
@@ -89,24 +96,37 @@ class Starts:
         has_state = any(ours is not None for ours in trained.values())
         if joining and self._trainer not in {"", *trainers} and not has_state:
             self._refuse_to_skip(known, trainers)
+        for partition in trained if joining else ():
+            topic_id = self._consumer.topic_id(partition.topic)
+            check_log(partition, trained[partition], topic_id)
         starts = {p: self._start(p, ours, known[p]) for p, ours in trained.items()}
         allowed = on_start({p: start.position for p, start in starts.items()})
         for p, at in allowed.items():
             if at < starts[p].position:
-                position = Position(max(at, first[p]), starts[p].position.topic_id)
+                start = starts[p].position
+                at = max(at, first[p])
+                position = Position(at, start.topic_id, resets=start.resets)
                 starts[p] = starts[p]._replace(position=position)
         return starts
 
     def _start(self, partition: Partition, ours: int | None, known: _Known) -> Start:
         topic_id = self._consumer.topic_id(partition.topic)
-        recreated = topic_id and getattr(ours, "topic_id", "") not in ("", topic_id)
-        if recreated:  # 1.
+        commit = known.commit
+        resets = getattr(ours, "resets", 0)
+        recreated = is_of_other_log(ours, topic_id)  # 1.
+        if recreated:
             log.warning(
                 "%s was deleted and created again since it was trained: reading all of it",
                 partition,
             )
             ours = None
-        commit = known.commit
+        elif commit is not None and ours is not None and commit.resets != resets:
+            if commit.resets > resets:
+                ours = None
+            else:
+                commit = None
+        if commit is not None:
+            resets = commit.resets
         since: int | None = None
         own = commit is not None and commit.trainer == self._trainer != ""
         if commit is not None:  # 2. and 3.
@@ -140,8 +160,15 @@ class Starts:
             ours.leader_epoch if isinstance(ours, Position) and ours == start else -1
         )
         return Start(
-            Position(start, topic_id, epoch),
-            Commit(safe, self._trainer, topic_id, began, known.began_with),
+            Position(start, topic_id, epoch, resets),
+            Commit(
+                safe,
+                self._trainer,
+                topic_id,
+                began,
+                known.began_with,
+                resets=resets,
+            ),
             must_commit=nobody_knows and self._trainer != "",
             lost=max(0, known.first - position) if was_known else 0,
             end=known.end,

@@ -49,7 +49,7 @@ class FakeKafka:
         """A source whose client this is: of a member of a group, or a tail of the first partition."""
         network = SimpleNamespace(cluster=Called(self), wakeup=lambda: None)
         monkeypatch.setattr(consumer, "connect_with_network", lambda *_: (Called(self), network))
-        monkeypatch.setattr(module, "connect", lambda *_: Called(self))
+        monkeypatch.setattr("streamer.sources.kafka.group.connect", lambda *_: Called(self))
         monkeypatch.setattr(module, "UNREAD_S", -1.0)
         for name in PRIVATE:
             monkeypatch.setattr(private, name, lambda client, *args, name=name: getattr(client, name)(*args))
