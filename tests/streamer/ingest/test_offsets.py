@@ -44,28 +44,6 @@ class TestResuming:
         assert again == {P0: 0, P1: 20}, "what others have now is remembered too"
         assert (again[P0].topic_id, again[P0].leader_epoch) == ("two", 0)
 
-    def test_what_comes_back_resumes_where_others_came(self):
-        ledger = OffsetLedger()
-        assert ledger.assign([P0]) == {}
-        ledger.start({P0: 3})
-        ledger.train({P0: 7})
-        ledger.revoke([P0])
-        assert ledger.snapshot() == ({P0: 7}, {P0: 7})
-        ledger.release([P0])
-        assert ledger.snapshot() == ({P0: 7}, {})
-        assert ledger.assign([P0]) == {P0: 7}
-        assert ledger.assigned() == {P0: None}, "where others came is not known before the source has started"
-        ledger.start({P0: 12})
-        assert ledger.snapshot() == ({P0: 12}, {})
-
-    def test_a_start_is_noted_once_and_not_of_partitions_that_are_not_ours(self):
-        ledger = reading({P0: 3})
-        ledger.start({P0: 9, P1: 1})
-        ledger.train({P1: 2})
-        assert ledger.snapshot() == ({P0: 3}, {})
-        ledger.revoke([P1])
-        assert ledger.releasing() == {}
-
     def test_a_partition_that_goes_before_it_was_read_leaves_no_trace(self):
         ledger = OffsetLedger({P1: 5})
         ledger.assign([P0, P1])
@@ -91,28 +69,6 @@ class TestCommitting:
         for _ in range(3):
             ledger.take_commit(lambda positions: asked.append(dict(positions)) or up_to(3)(positions))  # type: ignore
         assert asked == [{P0: 3, P1: 5}, {P1: 5}, {P1: 5}]
-
-    def test_a_partition_that_is_releasing_is_committed_and_one_that_is_released_is_not(self):
-        ledger = reading({P0: 0})
-        ledger.train({P0: 10})
-        ledger.revoke([P0])
-        ledger.save({P0: 10})
-        assert ledger.take_commit(up_to(4)) == {P0: 4}
-        ledger.release([P0])
-        assert ledger.take_commit(everything) == {}, "whoever has it now commits it"
-        ledger.save({P0: 10})
-        assert ledger.take_commit(everything) == {}
-
-    def test_what_was_committed_before_others_had_it_is_committed_again(self):
-        ledger = reading({P0: 5})
-        ledger.save({P0: 5})
-        assert ledger.take_commit(everything) == {P0: 5}
-        ledger.revoke([P0])
-        ledger.release([P0])
-        ledger.assign([P0])
-        ledger.start({P0: 5})
-        ledger.save({P0: 5})
-        assert ledger.take_commit(everything) == {P0: 5}
 
     def test_the_checkpoint_of_the_start_is_committed_where_reading_starts_there(self):
         ledger = OffsetLedger({P0: 5, P1: 5})
