@@ -63,6 +63,7 @@ class DeadLetterShare:
                 event.
         """
         if self.max_share >= 1:
+            self.is_first_look = False
             return
         self._recent.append((read, len(letters)))
         if self.is_first_look:  # the first ones: the header of a CSV is among them

@@ -73,6 +73,7 @@ def test_any_number_may_be_accepted_and_a_resumed_model_only_pauses(max_share, r
     watched = share(max_share, resumed=resumed)
     watched.add(5000, [LETTER] * 5000)
     assert (watched.pause_reason is not None) == (max_share < 1)
+    assert not watched.is_first_look, "as much is read at once as there is room for"
 
 
 # on the line ------------------------------------------------------------------------------------------------
