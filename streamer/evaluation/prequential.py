@@ -249,11 +249,13 @@ class Prequential:
         seen = self._seen_before(batch, chosen)
         members = self._members(batch, chosen, seen)
         # 2. the model ranks
-        ranks = {MODEL: self._rank(batch, chosen, candidates, seen)}
-        if candidates is not None:
-            ranks[WITHOUT_TOWERS] = self.ranker.by_ranker(candidates, seen, TOWERS)
-            self.watch.observe(candidates)
-        self.shop.observe(batch.items[chosen], ranks[MODEL], candidates)
+        ranks: dict[str, Ranks] = {}
+        if len(chosen):
+            ranks[MODEL] = self._rank(batch, chosen, candidates, seen)
+            if candidates is not None:
+                ranks[WITHOUT_TOWERS] = self.ranker.by_ranker(candidates, seen, TOWERS)
+                self.watch.observe(candidates)
+            self.shop.observe(batch.items[chosen], ranks[MODEL], candidates)
         # 3. the baselines rank and learn; when they are done, the batch is counted
         self.baselines.start(self._stretch(batch, chosen, seen))
         self._open = (ranks, members)

@@ -115,8 +115,6 @@ class RankerWatch:
 
     def observe(self, candidates: Candidates) -> None:
         """Look at the lists of a batch, and now and then at what decided them."""
-        if not len(candidates):
-            return
         self._listed.append(self._count_cold(candidates))
         self._next_influence -= len(candidates)
         if self._next_influence <= 0:

@@ -83,8 +83,6 @@ class ShopWatch:
 
     def observe(self, items: Rows, ranks: Ranks, candidates: Candidates | None) -> None:
         """Take in the items of n ranked events, before they are learned."""
-        if not len(items):
-            return
         hits = ranks.among_all <= self._k
         bands = self._bands_of(items)
         events_of_band = np.bincount(bands, minlength=len(BANDS))
