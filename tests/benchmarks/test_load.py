@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -50,6 +52,23 @@ def test_requests_that_are_due_while_the_server_stalls_have_waited(port):
     assert len(waits) == 100
     assert sum(wait > 0.1 for wait in waits) > 20  # not the one request alone that met the stall
     assert quantiles_ms(waits)["p99_ms"] >= 1000 * STALL_S * 0.9
+
+
+def test_garbage_is_freed_before_the_first_request_and_not_amid_them(port):
+    class Garbage:
+        """Refers to itself."""
+
+    garbage = Garbage()
+    garbage.itself = garbage  # type: ignore[attr-defined]
+    left = weakref.ref(garbage)
+    del garbage
+    gc.disable()
+    try:
+        open_loop(port, ["/a"], rate=10.0, seconds=0.1, connections=1)
+        assert left() is None
+    finally:
+        gc.enable()
+        gc.unfreeze()
 
 
 def test_what_is_answered_is_counted_and_what_is_refused_is_an_error(port):
