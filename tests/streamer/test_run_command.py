@@ -228,6 +228,8 @@ class TestRuns:
         ):
             assert zygote.run(other) == 1
             assert re.search(said + ".*--checkpoint-dir .*`streamer reset --to-beginning`", only_line(zygote))
+            assert zygote.run(["doctor", *other[1:]]) == 1
+        assert zygote.run(["doctor", *run("of-topic", *log, "clicks")[1:]]) == 0
         assert zygote.summary(run("of-topic", *log, "clicks", "--topic", "buys"))["trained"] == 180
 
     @pytest.mark.slow
