@@ -18,6 +18,7 @@ from streamer.build import (
 )
 from streamer.cli.findings import Finding
 from streamer.dead_letters.share import FIRST_LOOK
+from streamer.errors import SourceUnavailable
 from streamer.event import Decoded
 from streamer.event.explain import explain
 from streamer.settings import RunSettings
@@ -30,7 +31,11 @@ PATIENCE_S = 4.0
 def examine_events(settings: RunSettings, chunks: list[Chunk]) -> Iterator[Finding]:
     """How many of some records are events, and what is wrong with the others."""
     decoder = event_decoder(settings)
-    decoded = [decoder.decode(chunk) for chunk in chunks]
+    try:
+        decoded = [decoder.decode(chunk) for chunk in chunks]
+    except SourceUnavailable as error:
+        yield Finding("events", "failure", str(error), "check --schema-registry")
+        return
     letters = [letter for chunk in decoded for letter in chunk.letters]
     total = sum(chunk.consumed for chunk in decoded)
     if not total:

@@ -49,6 +49,8 @@ class Reason(enum.StrEnum):
     NULL_VALUE = "null_value"  # no value (a tombstone) or an empty one
     RECORD_TOO_LARGE = "record_too_large"
     NOT_JSON = "not_json"
+    UNKNOWN_SCHEMA = "unknown_schema"  # the registry does not have it, or it is wrong
+    BAD_ENCODING = "bad_encoding"  # it is not what its schema says
     TOO_DEEP = "too_deep"
     NOT_AN_EVENT = "not_an_event"  # JSON, but no object
     EMPTY_ARRAY = "empty_array"

@@ -20,6 +20,7 @@ from streamer.event.decoded import (
 )
 from streamer.event.fields import Invalid
 from streamer.event.lift import FeatureNames, Lift
+from streamer.event.registry import SchemaRegistry, with_originals
 from streamer.model.settings import MAX_WEIGHT
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
@@ -77,6 +78,11 @@ class EventDecoder:
         self.settings = settings = settings or EventSettings()
         if problems := settings.problems():
             raise SettingsError(problems)
+        self._registry: SchemaRegistry | None = None
+        if settings.schema_registry is not None:
+            self._registry = SchemaRegistry(
+                settings.schema_registry, settings.value_format
+            )
         self._catalogue_topic = catalogue_topic
         self._types = _with_integers(settings.event_types)
         self._deletions = _with_integers(settings.deletion_types)
@@ -98,7 +104,18 @@ class EventDecoder:
     def decode(self, chunk: Chunk) -> Decoded:
         """Decode, filter and validate every record of a chunk. Never raises for what
         the records hold.
+
+        Raises:
+            SourceUnavailable: the schema registry does not answer.
         """
+        if self._registry is None:
+            return self._decode(chunk)
+        in_json, problems = self._registry.as_json(chunk)
+        decoded = self._decode(in_json)
+        decoded.letters = with_originals(decoded.letters, chunk, problems)
+        return decoded
+
+    def _decode(self, chunk: Chunk) -> Decoded:
         out = Decoded.opened(partition=chunk.partition)
         is_catalogue = self._is_catalogue(chunk)
         decode_one = self._decode_one

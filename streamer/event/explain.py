@@ -50,8 +50,8 @@ def _other_format(values: Sequence[bytes], source: str | None) -> str | None:
     if all(value[:1] == b"\0" and len(value) > 5 for value in values):
         number = int.from_bytes(values[0][1:5])
         return (
-            f"they are in the format of a schema registry (schema {number}), as a rule Avro. {READS_JSON}. "
-            "Try a topic of JSON: ksqlDB (VALUE_FORMAT='JSON') or a connector with JsonConverter writes one."
+            f"they are in the format of a schema registry (schema {number}), as a rule Avro. "
+            "Try --value-format avro --schema-registry http://HOST:8081."
         )
     for beginning, kind in FILE_KINDS.items():
         if values[0].startswith(beginning):

@@ -9,7 +9,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection
-from contextlib import closing
+from contextlib import closing, suppress
 
 from streamer.dead_letters.share import FIRST_LOOK, WINDOW
 from streamer.errors import SourceUnavailable
@@ -227,7 +227,7 @@ class Reader:
                 quarter = min(quarter, FIRST_LOOK)
             max_records = self._stop_condition.at_most(quarter)
             for chunk in self._poll(source, max_records, POLL_S):
-                self._queue(chunk)
+                self._queue(source, chunk)
         else:
             self._poll(source, 0, 0.0)
 
@@ -250,27 +250,49 @@ class Reader:
             self.timed("poll", time.perf_counter() - started)
         return chunks
 
-    def _queue(self, chunk: Chunk) -> None:
+    def _queue(self, source: Source, chunk: Chunk) -> None:
         """Decode a chunk up to where reading stops, and queue it."""
         ingest = self.ingest
         stop_condition = self._stop_condition
+        if not _is_ours(source, chunk):
+            return
         with ingest.changed:
             ingest.offsets.start({chunk.partition: chunk.offsets[0]})
         wanted = stop_condition.before_end(chunk)
         if not len(wanted):
             return
-        decoded = self._decode(wanted)
+        decoded = self._decode(source, wanted)
+        if decoded is None:
+            return
         fewer = stop_condition.before_max(wanted, decoded)
         if len(fewer) < len(wanted):
-            decoded = self._decode(fewer)
+            decoded = self._decoder.decode(fewer)
         with ingest.changed:
             ingest.dead_letter_share.add(*decoded.last(WINDOW))
             ingest.batcher.add(decoded, lost=wanted.lost)
             stop_condition.count(decoded.consumed)
             ingest.changed.notify_all()
 
-    def _decode(self, chunk: Chunk) -> Decoded:
-        started = time.perf_counter()
-        decoded = self._decoder.decode(chunk)
-        self.timed("decode", time.perf_counter() - started)
-        return decoded
+    def _decode(self, source: Source, chunk: Chunk) -> Decoded | None:
+        """Decode a chunk. While the schema registry is away we wait, and stay a member
+        of the group; None if the partition is not ours any more, or we are stopped.
+        """
+        while not self.ingest.stopping:
+            started = time.perf_counter()
+            try:
+                decoded = self._decoder.decode(chunk)
+            except SourceUnavailable as error:
+                self._pause_after(error)
+            else:
+                self.timed("decode", time.perf_counter() - started)
+                return decoded
+            with suppress(SourceUnavailable):
+                source.poll(0, 0.0)
+            if not _is_ours(source, chunk):
+                break
+        return None
+
+
+def _is_ours(source: Source, chunk: Chunk) -> bool:
+    """Whether reading is beyond a chunk: not if its partition was taken away since."""
+    return source.positions().get(chunk.partition, -1) > chunk.offsets[-1]

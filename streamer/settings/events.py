@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from streamer.model.setting import Settings, expert_setting, setting
 
@@ -48,6 +48,14 @@ class EventSettings(Settings):
     min_rating: float | None = setting(
         None, "Train only on events with at least this rating."
     )
+    value_format: Literal["json", "avro", "protobuf"] = setting(
+        "json",
+        "What the values of records are; avro and protobuf need --schema-registry.",
+    )
+    schema_registry: str | None = setting(
+        None,
+        "URL of a registry with the interface of Confluent's, e.g. http://user:password@registry:8081.",
+    )
     max_id_length: int = expert_setting(
         256, "Maximum length of an id.", at_least=1, unit="characters"
     )
@@ -79,6 +87,10 @@ class EventSettings(Settings):
 
     def problems(self) -> list[str]:
         found = [*super().problems(), *self._field_problems()]
+        if self.value_format != "json" and self.schema_registry is None:
+            found.append(
+                f"value-format is {self.value_format}: give --schema-registry URL, which has the schemas"
+            )
         if not all(self.event_types):
             found.append(
                 f"event-type is {self.event_types!r}: each must be text that is not empty"
