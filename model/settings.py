@@ -74,7 +74,7 @@ class ModelSettings(Settings):
         fixed=True,
         common=True,
     )
-    user_features: tuple[str, ...] = setting(
+    user_features: tuple[str, ...] = expert_setting(
         (), "Categorical user feature to use; repeat it for several.", fixed=True
     )
     item_numeric_features: tuple[str, ...] = setting(
@@ -157,7 +157,7 @@ class MethodSettings(Settings):
         "How negatives are chosen and weighted; full-softmax is the slow reference.",
     )
     cache_size: int = setting(2048, "Number of items in the cache (xir).", at_least=0)
-    cache_weight: float = setting(
+    cache_weight: float = expert_setting(
         0.05, "Lambda: the cache's share of the loss (xir).", at_least=0, at_most=1
     )
     cache_correction: Literal["occurrence", "popularity"] = expert_setting(

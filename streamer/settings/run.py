@@ -34,7 +34,9 @@ class PipelineSettings(Settings):
         False,
         "Stop at the end that the stream has now, in all partitions that no other trainer reads.",
     )
-    max_events: int | None = setting(None, "Stop after this many events.", at_least=1)
+    max_events: int | None = expert_setting(
+        None, "Stop after this many events.", at_least=1
+    )
     evaluation_share: float = expert_setting(
         0.02,
         "Share of the time spent on ranking events before they are trained; 0: none.",

@@ -149,7 +149,7 @@ TRY = "--field user_id=customer --field item_id=product --field timestamp=when"
         (CSV, "my shop.csv", {}, ["CSV", "when, customer, product", "`streamer up 'my shop.csv'`"]),
         (CSV, None, {}, ["CSV", "Convert them"]),
         ([b"1;ann;7", b"2;bob;8"], None, {}, ["CSV, with the columns 1, 2, 3"]),
-        ([b"\0\0\0\1\2\x06ann"], None, {}, ["schema 258", "Avro", "VALUE_FORMAT='JSON'"]),
+        ([b"\0\0\0\1\2\x06ann"], None, {}, ["schema 258", "Avro", "--value-format avro"]),
         ([b"\x06ann\x08\xff\x00"], None, {}, ["binary", "06 61 6e 6e"]),
         ([b"PAR1\x15\x04"], "log.parquet", {}, ["a Parquet file", "`streamer up log.parquet`"]),
         ([b"user_id=ann"], None, {}, ["malformed"]),

@@ -195,7 +195,7 @@ BROKER = ("--bootstrap-servers", "127.0.0.1:PORT", "--kafka", "bootstrap_timeout
         (["--source", "wrong.jsonl", "--accept-dead-letters"], "events", ["warning"], WRONG),
         (["--source", "half.jsonl"], "events", ["warning"], ["2 of the next 3 records", "user_id is missing"]),
         (["--data-dir", "log", "--topic", "clicks"], "events", ["ok"], ["5 of the next 5 records"]),
-        (["--data-dir", "log", "--topic", "avro"], "events", ["failure"], ["schema 7", "Avro", "JSON"]),
+        (["--data-dir", "log", "--topic", "avro"], "events", ["failure"], ["schema 7", "Avro", "--schema-registry"]),
         ([], "topic", ["warning"], ABSENT_LOG),
         (["--data-dir", "log", "--topic", "clicks"], "topic", ["ok"], ["clicks: 3 partitions, 5 records"]),
         (["--data-dir", "log", "--topic", "views"], "topic", ["warning"], ["views is not in the embedded log"]),

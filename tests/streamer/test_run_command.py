@@ -134,10 +134,10 @@ class TestSettings:
 
     def test_all_wrong_values_are_told_at_once(self, given):
         result = given.refused(
-            "--batch-size", "0", "--method", "magic", "--cache-weight", "2", config='learning-rate = "fast"'
+            "--batch-size", "0", "--method", "magic", "--cache-size", "-1", config='learning-rate = "fast"'
         )
         assert result.exit_code == 2
-        for name in ("--batch-size", "--method", "--cache-weight", "--learning-rate"):
+        for name in ("--batch-size", "--method", "--cache-size", "--learning-rate"):
             assert name in result.output
 
     def test_help_shows_every_option_under_a_heading(self):
@@ -276,7 +276,7 @@ class TestRuns:
     def test_max_events_goes_on_where_it_stopped(self, zygote, tmp_path):
         write_log(tmp_path, values_of(stream := events(400)), partitions=2)
         for expected in (150, 300, 400):
-            summary = zygote.summary(["run", "--data-dir", tmp_path, "--until-end", "--max-events", "150", *QUICK])
+            summary = zygote.summary(["run", "--data-dir", tmp_path, "--until-end", "--set", "max_events=150", *QUICK])
             assert summary["consumed"] == expected
         learner = OnlineLearner.from_checkpoint(newest(tmp_path / "checkpoints"))
         assert popularity_counts(learner).total() == len(stream)

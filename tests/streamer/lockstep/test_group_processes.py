@@ -149,7 +149,7 @@ def test_a_group_whose_directory_another_one_uses_does_not_start(log, tmp_path):
 def test_what_a_group_publishes_is_served_also_after_a_crash_and_with_another_number_of_ranks(log, tmp_path):
     checkpoints, points = tmp_path / "checkpoints", tmp_path / "points"
     publish = ["--publish-dir", str(points), "--publish-every", "0.05", "--checkpoint-every-events", "500"]
-    ranks = Ranks(log, checkpoints, 2, *publish, "--max-events", "1500")
+    ranks = Ranks(log, checkpoints, 2, *publish, "--set", "max_events=1500")
     assert ranks.wait_all() == [0, 0]
     server, rng = Server(points), random.Random(2)
     assert_served(server, checkpoints, generation=1)
