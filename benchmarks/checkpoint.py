@@ -43,7 +43,9 @@ from streamer.snapshot.checkpointer import Checkpointer
 
 USERS = 5 / 8
 """Share of users among all ids; the others are items."""
-TEMPLATE_EVENTS = 20_000
+TEMPLATE_IDS = 5_000
+EVENTS_AN_ID = 4
+"""Of the learner whose rows are repeated."""
 BYTES_AN_ID = 800
 """Memory that an id takes in this benchmark, with what it takes to make it."""
 WARM_UP_STEPS = 30
@@ -282,7 +284,7 @@ def _fill(learner: OnlineLearner, users: int, items: int) -> None:
     """Rows like those of a small learner that was trained, under as many ids as are
     wanted.
     """
-    template = _template(min(TEMPLATE_EVENTS // 4, users, items))
+    template = _template(min(TEMPLATE_IDS, users, items))
     _fill_kind(learner, template, "items", items, "item")
     _fill_kind(learner, template, "pairs", items, None)
     _fill_kind(learner, template, "users", users, "user")
@@ -297,8 +299,9 @@ def _fill(learner: OnlineLearner, users: int, items: int) -> None:
 def _template(ids: int) -> OnlineLearner:
     """A learner that was trained with as many users, and as many items."""
     rng = np.random.default_rng(0)
-    users = rng.integers(0, ids, TEMPLATE_EVENTS).tolist()
-    items = long_tailed(rng, ids, TEMPLATE_EVENTS, 0.6).tolist()
+    events = EVENTS_AN_ID * ids
+    users = rng.integers(0, ids, events).tolist()
+    items = long_tailed(rng, ids, events, 0.6).tolist()
     template = OnlineLearner()
     user_ids = [f"u{user}" for user in users]
     item_ids = [f"i{item}" for item in items]

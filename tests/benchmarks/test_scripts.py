@@ -128,7 +128,8 @@ def test_scale(measure):
 
 
 @pytest.mark.slow
-def test_serve(measure):
+def test_serve(measure, monkeypatch):
+    monkeypatch.setattr("benchmarks.serve.LEARNED_EVENTS", 3000)
     found = measure("serve", "--items 2500 --many-items 3000 --seconds 0.5 --rate 20 --connections 2")
     small, large = found["items"], found["many_items"]
     assert found["p99_ms_40k"] == small["beside_trainer"]["p99_ms"] >= small["beside_trainer"]["p50_ms"] > 0
