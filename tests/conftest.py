@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 
 # Processes run beside one another: threads of torch that wait for more to do would take their cores.
@@ -36,9 +37,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("servers")
         if "zygote" in fixtures:
             item.add_marker("slow")
-    # files with slow tests come first, so that no process is left with one of them at the end
-    slow_files = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow_files)
+    # long files come first, so that no process is left with one of them at the end
+    long = {item.path for item in items if item.get_closest_marker("slow") or item.get_closest_marker("servers")}
+    items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is loaded stays: later collections need not look at it
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FileScheduling:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -132,6 +133,7 @@ def answer(job: dict[str, Any]) -> int | None:
 
 if __name__ == "__main__":
     warm_up()
+    gc.freeze()  # so that forks share what is loaded, which a collection would write to
     print(json.dumps("ready"), flush=True)
     for line in sys.stdin:
         print(json.dumps(answer(json.loads(line))), flush=True)
