@@ -49,16 +49,6 @@ def deviation_of(alpha: float) -> float:
     return math.sqrt(alpha / (2 - alpha))
 
 
-class Constant:
-    """Every item has the same share."""
-
-    def __init__(self, share: float) -> None:
-        self.share = share
-
-    def log_pop(self, rows: Items) -> NDArray[np.float32]:
-        return np.full(len(rows), math.log(self.share), np.float32)
-
-
 class Zipf:
     """The truth about `zipf_shares`."""
 

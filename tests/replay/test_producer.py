@@ -125,7 +125,7 @@ def test_numbers_that_are_not_finite_are_not_written(wrong: dict[str, Any]):
 def test_kafka_holds_what_was_written_keyed_by_user(kafka_server: Any):
     from streamer.replay.kafka.sink import KafkaSink
 
-    topic, wanted = kafka_server.create_topic(partitions=3), records(30_000)
+    topic, wanted = kafka_server.create_topic(partitions=3), records(3_000)
     settings = KafkaSettings(kafka_server.bootstrap, topic, group_id=f"g-{topic}")
     sink = KafkaSink(settings, topic)
     produce([wanted], sink)

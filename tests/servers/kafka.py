@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kafka import KafkaAdminClient
-from kafka.admin import ConfigResource, NewTopic
+from kafka.admin import NewTopic
 
 from servers.process import LocalServer, ServerUnavailable, alone, cache_dir, free_ports, program
 from servers.shared import SharedServer
@@ -154,10 +154,6 @@ class KafkaServer(SharedServer[LocalKafka]):
             admin.create_topics([NewTopic(name, partitions, 1, topic_configs=configs)])
             admin.wait_for_topics([name])
         return name
-
-    def alter_topic(self, name: str, **configs: str) -> None:
-        with self.admin() as admin:
-            admin.alter_configs([ConfigResource("TOPIC", name, configs)])
 
     def delete_topic(self, name: str) -> None:
         with self.admin() as admin:

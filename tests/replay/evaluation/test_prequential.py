@@ -89,11 +89,6 @@ class TestMeasures:
         assert result.about["slices"]["new"] == len(set(STREAM))
         assert result.about["slices"]["second-half/all"] == 450
 
-    def test_every_baseline_stands_beside_the_method(self, result):
-        assert {m.baseline for m in result.measures} == {None, *BASELINES}
-        assert result.value("hr", 10, "all", "last-items") > 0
-        assert result.value("hr", 10, "new", "last-items") == 0
-
     def test_only_the_baselines_that_are_asked_for_are_measured(self):
         found = run(part(LOG, 0, 200), baselines=("co-visitation",))
         assert {m.baseline for m in found.measures} == {None, "co-visitation"}
@@ -162,18 +157,6 @@ class TestDelay:
         short = run(part(LOG, 0, 352), rerank=False, delay_seconds=3199.0)
         assert short.about["learned"] == 32
         assert short.value("hr", 10) == 0.0, "the first batch is learned when all are ranked"
-
-    def test_late_feedback_costs_hits_of_those_who_learn_and_none_of_last_items(self, result):
-        late = run(delay_seconds=4000.0)
-        for metric in ("hr", "mrr"):
-            for slice_ in ("all", "second-half/all"):
-                at_once = result.value(metric, 10, slice_, "last-items")
-                assert late.value(metric, 10, slice_, "last-items") == pytest.approx(at_once)
-        for baseline in ("co-visitation", "recently-popular"):
-            assert late.value("hr", 10, "second-half/all", baseline) != result.value(
-                "hr", 10, "second-half/all", baseline
-            )
-        assert late.value("hr", 10, "second-half/all") != result.value("hr", 10, "second-half/all")
 
 
 def test_wrong_settings_are_all_reported():

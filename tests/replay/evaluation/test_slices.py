@@ -172,12 +172,6 @@ class TestEvents:
         ranked_by(learner, [("u0", "a")] * 5, test)
         assert self.counts(test)["head"] == 5
 
-    def test_the_second_half_begins_at_its_event(self):
-        learner = make_learner()
-        test = sliced(learner, half=110, baselines=())
-        ranked_by(learner, events(200), test, size=20)
-        assert (test.tally.events(), test.tally.events("second-half/all")) == (200, 90)
-
 
 def test_nobody_predicts_an_item_that_was_never_seen():
     learner = make_learner()
