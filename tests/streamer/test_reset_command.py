@@ -62,6 +62,16 @@ def test_a_model_may_go_on_with_another_source(zygote: Zygote, trained: list[Any
     assert zygote.summary(["run", *options])["consumed"] == EVENTS + 70
 
 
+@pytest.mark.slow
+def test_the_checkpoint_of_a_group_moves_as_a_whole(zygote: Zygote, trained: list[Any]):
+    group = [*trained, "--checkpoint-dir", trained[1] / "of-group", "--trainers", 2]
+    first = zygote.summary(["run", *group, "--until-end"])
+    reset(zygote, group, "--to-beginning")
+    again = zygote.summary(["run", *group, "--until-end"])
+    assert (again["events_this_run"], again["consumed"]) == (EVENTS, 2 * EVENTS)
+    assert (again["users"], again["items"]) == (first["users"], first["items"])
+
+
 @pytest.mark.parametrize(
     ("more", "code", "said"),
     [
