@@ -20,7 +20,7 @@ from streamer.event.decoded import (
 )
 from streamer.event.fields import Invalid
 from streamer.event.lift import FeatureNames, Lift
-from streamer.event.registry import SchemaRegistry, with_originals
+from streamer.event.registry import registry_of
 from streamer.model.settings import MAX_WEIGHT
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
@@ -78,11 +78,7 @@ class EventDecoder:
         self.settings = settings = settings or EventSettings()
         if problems := settings.problems():
             raise SettingsError(problems)
-        self._registry: SchemaRegistry | None = None
-        if settings.schema_registry is not None:
-            self._registry = SchemaRegistry(
-                settings.schema_registry, settings.value_format
-            )
+        self._registry = registry_of(settings)
         self._catalogue_topic = catalogue_topic
         self._types = _with_integers(settings.event_types)
         self._deletions = _with_integers(settings.deletion_types)
@@ -110,10 +106,7 @@ class EventDecoder:
         """
         if self._registry is None:
             return self._decode(chunk)
-        in_json, problems = self._registry.as_json(chunk)
-        decoded = self._decode(in_json)
-        decoded.letters = with_originals(decoded.letters, chunk, problems)
-        return decoded
+        return self._registry.decoded(chunk, self._decode)
 
     def _decode(self, chunk: Chunk) -> Decoded:
         out = Decoded.opened(partition=chunk.partition)
@@ -253,7 +246,9 @@ class EventDecoder:
 
     def _elements(self, value: bytes) -> list[bytes]:
         """The elements of an array, as they stand."""
-        elements = [bytes(element) for element in _decoded(_decode_elements, value)]
+        elements = [
+            bytes(element) for element in fields.decoded(_decode_elements, value)
+        ]
         if not elements:
             raise Invalid(Reason.EMPTY_ARRAY, "the record is an array without events")
         limit = self.settings.max_events_per_record
@@ -288,7 +283,7 @@ class EventDecoder:
         """Read one event field by field; None if it is filtered, `Invalid` with the
         first thing that is wrong.
         """
-        raw = _decoded(self._decode_loose, value)
+        raw = fields.decoded(self._decode_loose, value)
         kind = None
         if self._types or self._about_items:
             kind = self._field(raw, "event_type")
@@ -336,7 +331,7 @@ class EventDecoder:
                 reason = too_long
             raise Invalid(reason, f"{self._called(name)}: {text}") from None
         except _UNDECODABLE:
-            return _decoded(_decode_any, content)  # raises, and says why
+            return fields.decoded(_decode_any, content)  # raises, and says why
 
     def _called(self, name: str) -> str:
         """A field's name for a message, with what the topic calls it."""
@@ -443,17 +438,3 @@ def _all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[floa
 
 def _after(lift: Lift, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: decode(lift(value))
-
-
-def _decoded(decode: Callable[[Any], Any], value: Any) -> Any:
-    """What a decoder makes of a value; an `Invalid` with the reason if it cannot."""
-    try:
-        return decode(value)
-    except RecursionError:
-        raise Invalid(Reason.TOO_DEEP, "the JSON is nested too deeply") from None
-    except UnicodeDecodeError as error:
-        raise Invalid(Reason.NOT_JSON, f"not UTF-8: {error.reason}") from None
-    except msgspec.ValidationError as error:
-        raise Invalid(Reason.NOT_AN_EVENT, f"not an event: {error}") from None
-    except msgspec.DecodeError as error:
-        raise Invalid(Reason.NOT_JSON, str(error)) from None

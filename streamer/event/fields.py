@@ -6,8 +6,11 @@ Each function takes a value as JSON gave it, and returns it as we use it or rais
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
+
+import msgspec
 
 from streamer.dead_letters.base import Reason
 
@@ -93,3 +96,17 @@ def clip(text: str, length: int = 60) -> str:
     if len(text) > length:
         text = text[:length] + "…"
     return repr(text)
+
+
+def decoded(decode: Callable[[Any], Any], value: Any) -> Any:
+    """What a decoder makes of a value; an `Invalid` with the reason if it cannot."""
+    try:
+        return decode(value)
+    except RecursionError:
+        raise Invalid(Reason.TOO_DEEP, "the JSON is nested too deeply") from None
+    except UnicodeDecodeError as error:
+        raise Invalid(Reason.NOT_JSON, f"not UTF-8: {error.reason}") from None
+    except msgspec.ValidationError as error:
+        raise Invalid(Reason.NOT_AN_EVENT, f"not an event: {error}") from None
+    except msgspec.DecodeError as error:
+        raise Invalid(Reason.NOT_JSON, str(error)) from None

@@ -23,7 +23,9 @@ import msgspec
 from streamer import DISTRIBUTION
 from streamer.dead_letters.base import DeadLetter, Reason
 from streamer.errors import SettingsError, SourceUnavailable
+from streamer.event.decoded import Decoded
 from streamer.event.fields import Invalid
+from streamer.settings import EventSettings
 from streamer.sources.base import Chunk
 
 TIMEOUT_S = 5.0
@@ -76,6 +78,18 @@ class SchemaRegistry:
         self._clock = clock
         self._readers: dict[int, Reader] = {}
         self._unknown: dict[int, tuple[float, Invalid]] = {}
+
+    def decoded(self, chunk: Chunk, decode: Callable[[Chunk], Decoded]) -> Decoded:
+        """What a decoder of JSON makes of a chunk; dead letters hold the records as
+        they came.
+
+        Raises:
+            SourceUnavailable: the registry does not answer.
+        """
+        in_json, problems = self.as_json(chunk)
+        found = decode(in_json)
+        found.letters = with_originals(found.letters, chunk, problems)
+        return found
 
     def as_json(self, chunk: Chunk) -> tuple[Chunk, dict[int, Invalid]]:
         """A chunk with values in JSON; and by their offsets, what is wrong with those
@@ -154,6 +168,13 @@ class SchemaRegistry:
                 f"The schema registry at {url} does not answer: {what}"
             ) from error
         return found
+
+
+def registry_of(settings: EventSettings) -> SchemaRegistry | None:
+    """The registry of the settings, if they name one."""
+    if settings.schema_registry is None:
+        return None
+    return SchemaRegistry(settings.schema_registry, settings.value_format)
 
 
 def with_originals(
