@@ -46,6 +46,8 @@ WARM_UP_S = 2.0
 TRAINER_S = 600
 """The writer beside has events for this long."""
 TOPIC = "bench"
+SHARES = (0.01, 0.001, 0.0001)
+"""Of all items, those that match a filter."""
 PLAIN_SERVER = Path(__file__).parent / "plain_server.py"
 
 
@@ -78,6 +80,9 @@ def measure(options: Namespace) -> dict[str, Any]:
         large = _measured(options, options.many_items, beside_trainer=False)
         over = large["requests_per_second"] / large["alternative_requests_per_second"]
         result["throughput_over_alternative_1m"] = round(over, 2)
+        result["p99_filtered_over_plain_1m"] = max(
+            one["p99_over_plain"] for one in large["filtered"].values()
+        )
         result["many_items"] = large
     return result | {
         "items": small,
@@ -97,6 +102,8 @@ def _measured(
             load.warm_up(options)
             found = load.throughput(options)
             found["alone"] = quantiles_ms(load.waits(options, options.seconds))
+            if items == options.many_items:
+                found["filtered"] = load.filtered(options, items)
             found["memory_mb"] = load.memory_mb()
             if beside_trainer:
                 found["beside_trainer"] = _beside_trainer(options, directory, load)
@@ -149,6 +156,26 @@ class _Load:
         return open_loop(
             self._port, self._paths, options.rate, seconds, options.connections
         )
+
+    def filtered(self, options: Namespace, items: int) -> dict[str, Any]:
+        """Waits with a filter that few items match, in turn with those without one, and
+        how often longer the 99th percentile is.
+        """
+        found = {}
+        plain = self._paths
+        for share in SHARES:
+            path = f"/users/{{}}/recommendations?filter=place%3C{round(share * items)}"
+            waits: dict[str, list[float]] = {"with": [], "without": []}
+            for _ in range(4):
+                self._paths = plain
+                waits["without"] += self.waits(options, options.seconds / 4)
+                self._paths = shuffled_paths(USERS, path)
+                waits["with"] += self.waits(options, options.seconds / 4)
+            figures = {name: quantiles_ms(some) for name, some in waits.items()}
+            over = figures["with"]["p99_ms"] / figures["without"]["p99_ms"]
+            found[str(share)] = figures | {"p99_over_plain": round(over, 2)}
+        self._paths = plain
+        return found
 
     def memory_mb(self) -> int:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
@@ -212,7 +239,7 @@ def learned(items: int) -> OnlineLearner:
     """A learner of that many items: few were learned, the others resemble one of the
     less popular of these each.
     """
-    learner = OnlineLearner(device="cpu")
+    learner = OnlineLearner(device="cpu", item_attributes=("place",))
     rng = np.random.default_rng(0)
     chosen = long_tailed(rng, LEARNED_ITEMS, LEARNED_EVENTS, 1.0).tolist()
     users = rng.integers(0, USERS, LEARNED_EVENTS).tolist()
@@ -227,6 +254,9 @@ def learned(items: int) -> OnlineLearner:
         like = rng.integers(known // 2, known, len(rows))
         learner.state.put("items", rows, _similar_items(learner, rows, like, rng))
         learner.state.put("pairs", rows, learner.state.take("pairs", like))
+    every = np.arange(items)
+    none = np.zeros(items, np.int64)
+    learner.state.attributes.set("place", every, none, rng.permutation(items) * 1.0)
     return learner
 
 

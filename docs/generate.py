@@ -99,7 +99,7 @@ def requests() -> str:
     app = new_app("Recommendations")
     service = Service()
     add_recommendations(app, service)
-    add_hidden_items(app, service)
+    add_hidden_items(app, service, None)
     add_status(app, service, lambda user, item: None)
     document = app.openapi()
     found = []

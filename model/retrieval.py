@@ -53,6 +53,8 @@ class Items:
     vectors: Tensor  # [N, d]
     unused: Rows = field(default_factory=lambda: np.empty(0, np.int64))
     """Rows that have no item."""
+    allowed: NDArray[np.bool_] | None = None
+    """[N] which items may be found; None: all."""
 
     def __len__(self) -> int:
         return len(self.vectors)
@@ -277,6 +279,9 @@ class Retriever:
             )
             if len(items.unused):
                 scores[:, _at(items.unused, scores)] = -torch.inf
+            if items.allowed is not None:
+                left_out = np.flatnonzero(~items.allowed)
+                scores[:, _at(left_out, scores)] = -torch.inf
             yield part, scores
 
     def _memory(self, like: Tensor, cells: int) -> Tensor:

@@ -12,6 +12,14 @@ from streamer.model.setting import Settings, expert_setting, setting
 
 MAX_WEIGHT = 1000.0
 """Of an event."""
+HIDDEN = "hidden"
+PINNED = "pinned"
+AVAILABLE_FROM = "available_from"
+AVAILABLE_UNTIL = "available_until"
+RULE_FLAGS = (HIDDEN, PINNED)
+RULE_TIMES = (AVAILABLE_FROM, AVAILABLE_UNTIL)
+RULES = RULE_FLAGS + RULE_TIMES
+"""What the catalogue may say of an item that holds for all answers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +105,17 @@ class ModelSettings(Settings):
         metavar="UNITS",
         fixed=True,
     )
+    item_attributes: tuple[str, ...] = setting(
+        (),
+        "Item attribute that answers can be filtered by, and the model does not use; repeat it for several.",
+    )
     seed: int = setting(0, "Seed of all initial weights and draws.", at_least=0)
+
+    @property
+    def filterable(self) -> tuple[str, ...]:
+        """Features and attributes of items, by which answers can be filtered."""
+        features = (*self.item_features, *self.item_numeric_features)
+        return features + self.item_attributes
 
     @property
     def item_tower(self) -> TowerShape:
@@ -141,6 +159,13 @@ class ModelSettings(Settings):
             found.append(
                 "the item tower has no input: turn on item-ids or item features"
             )
+        taken = {*self.item_features, *self.item_numeric_features, *RULES}
+        for name in self.item_attributes:
+            if not name or name in taken or set(name) & set(":<>="):
+                found.append(
+                    f"item-attribute is {name!r}: it must be text without any of : < > =, no feature of the model, by "
+                    f"which answers can be filtered anyway, and none of {', '.join(RULES)}"
+                )
         return found
 
 

@@ -399,7 +399,7 @@ def event_decoder(settings: RunSettings) -> EventDecoder:
     from streamer.event.lift import FeatureNames
 
     features = FeatureNames(
-        (*settings.item_features, *settings.item_numeric_features),
+        settings.filterable,
         (*settings.user_features, *settings.user_numeric_features),
     )
     topic = settings.catalogue_topic

@@ -2,6 +2,7 @@
 
 StreamerError
 ├── SettingsError            one or more settings are wrong; carries every problem at once
+├── FilterError              a filter of recommendations cannot be read, or names an attribute that is not known
 ├── EventError               something that is to be learned is not an event; names the row
 ├── SourceError              a source of events cannot be used as asked
 │   ├── SourceUnavailable    the other side does not respond now; trying again may help
@@ -42,6 +43,10 @@ class SettingsError(StreamerError):
 
 class EventError(StreamerError, ValueError):
     """Something that is to be learned is not an event."""
+
+
+class FilterError(StreamerError, ValueError):
+    """A filter of recommendations cannot be applied."""
 
 
 class SourceError(StreamerError):

@@ -4,10 +4,8 @@ items without a user.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,16 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamer.errors import StreamerError
-from streamer.model.batch import Batch, Floats, Rows
-from streamer.model.ranking.candidates import Candidates
+from streamer.model.batch import Floats, Rows
 from streamer.model.ranking.features import KINDS
-from streamer.model.ranking.ranker import ALL, DISCOVERY
 from streamer.model.ranking.uncounted import UserEvents
 from streamer.model.rows.by_rows import Arrays
 from streamer.model.rows.recent_items import RecentItems, UserHistory
 
 if TYPE_CHECKING:
     from streamer.learner import OnlineLearner
+    from streamer.learner.filters import Filter
 
 
 LAST_S = 2**31 - 1
@@ -188,6 +185,15 @@ class Recommender:
             user, row, history, NOTHING, uncounted, known=False, note=note
         )
 
+    def check(self, filter: Filter | None, max_per: str | None) -> None:
+        """See that answers can be filtered and limited like this.
+
+        Raises:
+            FilterError: they cannot.
+        """
+        self._learner.filters.matching(filter)
+        self._learner.filters.limit(max_per)
+
     def recommend(
         self,
         queries: Sequence[RecommendQuery],
@@ -195,6 +201,8 @@ class Recommender:
         *,
         exclude_seen: bool = False,
         among: Rows | None = None,
+        filter: Filter | None = None,
+        max_per: str | None = None,
     ) -> list[list[Recommendation]]:
         """The best items for each query, best first; fewer than `k` if fewer are left.
         Many queries at once cost less than one by one.
@@ -204,74 +212,24 @@ class Recommender:
             k: how many items, for all queries or for each.
             exclude_seen: leave out what the user had, or the items of the session.
             among: item rows; all others are left out.
+            filter: see `streamer.learner.filters`; all other items are left out.
+            max_per: "ATTRIBUTE:N", at most N items of each value of an attribute.
+
+        Raises:
+            FilterError: one of these two cannot be applied.
         """
         counts = [k] * len(queries) if isinstance(k, int) else k
-        left_out = []
-        for query in queries:
-            out = query.exclude
-            if exclude_seen:
-                out = np.concatenate([query.seen, out])
-            left_out.append(out)
-
+        best = self._learner.scorer.best(
+            queries, counts, exclude_seen, among, filter, max_per
+        )
         recommended = []
-        scored = self._scored(queries, counts, left_out, exclude_seen, among)
-        for query, count, out, (items, scores) in zip(
-            queries, counts, left_out, scored, strict=True
-        ):
-            if among is not None:
-                scores = np.where(np.isin(items, among), scores, np.float32(-np.inf))
-            best = _best(items, scores, out, count)
-            rows = items[best].tolist()
+        for query, (items, scores) in zip(queries, best, strict=True):
+            rows = items.tolist()
             ids = self._state.items.ids_of(rows)
             is_recent = [row in query.recent for row in rows]
-            named = map(Recommendation, ids, scores[best].tolist(), is_recent)
+            named = map(Recommendation, ids, scores.tolist(), is_recent)
             recommended.append(list(named))
         return recommended
-
-    def _scored(
-        self,
-        queries: Sequence[RecommendQuery],
-        counts: Sequence[int],
-        left_out: Sequence[Rows],
-        exclude_seen: bool,
-        among: Rows | None,
-    ) -> Iterator[tuple[ItemRows, Floats]]:
-        """Items and scores for each query, from which the best are chosen."""
-        if not self._state.settings.rerank:
-            for query, count, out in zip(queries, counts, left_out, strict=True):
-                if among is not None:  # they may be far down the list
-                    count = len(self._state.items)
-                if query.known:
-                    yield self._retrieved(query, count, out)
-                else:
-                    yield self._most_popular()
-            return
-        least = np.array(counts) + [len(out) for out in left_out]
-        candidates = self._candidates(queries, least, among)
-        scores = self._state.ranker.scores(candidates, _purpose(exclude_seen))
-        for begin, end in itertools.pairwise(candidates.first.tolist()):
-            yield candidates.items[begin:end], scores[begin:end]
-
-    def _most_popular(self) -> tuple[Rows, Floats]:
-        state = self._state
-        items = state.items.used
-        items = items[state.are_reachable(items)]
-        counts = state.item_counts.counts(items)
-        share = np.maximum(counts, 1e-12) / max(counts.sum(), 1.0)
-        return items, np.log(share).astype(np.float32)
-
-    def _retrieved(
-        self, query: RecommendQuery, k: int, left_out: Rows
-    ) -> tuple[Rows, Floats]:
-        """The best items by the towers alone, with their inner products."""
-        state = self._state
-        items = state.retriever.items(state.items.size)
-        recent = self._learner.candidates.recent_items(query.history)
-        users = np.array([query.row])
-        count = min(k + len(left_out), len(items))
-        with self._described([query]):
-            best, scores = state.retriever.top(items, users, count, recent, exact=True)
-        return best[0], np.where(state.are_reachable(best[0]), scores[0], -np.inf)
 
     def reasons(
         self, query: RecommendQuery, items: Sequence[str], *, exclude_seen: bool = False
@@ -281,10 +239,7 @@ class Recommender:
         rows = state.items.known(items)
         parts: Floats = np.zeros((len(rows), len(KINDS)), np.float32)
         if state.settings.rerank:
-            candidates = self._candidates([query], np.zeros(1, np.int64), rows)
-            place = {row: at for at, row in enumerate(candidates.items.tolist())}
-            of_all = state.ranker.parts(candidates, _purpose(exclude_seen))
-            parts = of_all[[place[row] for row in rows.tolist()]]
+            parts = self._learner.scorer.parts(query, rows, exclude_seen)
         neighbours = self._neighbours(query)
         reasons = []
         for row, of_item in zip(rows.tolist(), parts, strict=True):
@@ -305,53 +260,6 @@ class Recommender:
             found[self._state.items.id_of(recent)] = near
         return found
 
-    def _candidates(
-        self, queries: Sequence[RecommendQuery], least: Rows, among: Rows | None
-    ) -> Candidates:
-        extra = np.tile(among, (len(queries), 1)) if among is not None else None
-        columns = zip(*(query.history for query in queries), strict=True)
-        history = UserHistory(*map(np.concatenate, columns))
-        users = np.array([query.row for query in queries])
-        seen = [query.seen for query in queries]
-        now_s = self._state.candidate_features.windows.now_s
-        times_s = [query.uncounted.times_s.max(initial=now_s) for query in queries]
-        asked = Batch(users, np.full(len(queries), -1), times_s=np.array(times_s))
-        uncounted = [query.uncounted for query in queries]
-        with self._described(queries):
-            return self._learner.candidates.generate(
-                asked, history, extra, least, seen, uncounted
-            )
-
-    @contextlib.contextmanager
-    def _described(self, queries: Sequence[RecommendQuery]) -> Iterator[None]:
-        """The row that a new user would get has the features of a query meanwhile;
-        there must be no other then.
-        """
-        given = [query for query in queries if query.features is not None]
-        if not given:
-            yield
-            return
-        assert len(queries) == 1, "a session with features is asked for alone"
-        store = self._state.trainer.model.user.features
-        row = np.array([given[0].row])
-        size = store.size
-        store.put(row, given[0].features or {})
-        try:
-            yield
-        finally:
-            store.forget(row)
-            store.size = size
-
-
-def _purpose(exclude_seen: bool) -> int:
-    return DISCOVERY if exclude_seen else ALL
-
 
 def _printable(raw: str) -> str:
     return raw if raw and raw.isprintable() else ascii(raw)
-
-
-def _best(items: ItemRows, scores: Floats, left_out: Rows, count: int) -> Rows:
-    """Where the best items that are not left out are, best first, ties in their order."""
-    allowed = np.flatnonzero(np.isfinite(scores) & ~np.isin(items, left_out))
-    return allowed[np.argsort(-scores[allowed], kind="stable")[:count]]

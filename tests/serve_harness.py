@@ -12,6 +12,8 @@ from urllib.parse import quote
 
 from line_harness import PATIENCE_S, Event, micro_batch, small
 
+from streamer.event import NO_USER, EventDecoder
+from streamer.ingest.batcher import MicroBatch
 from streamer.learner import OnlineLearner
 from streamer.recommender import Recommender
 from streamer.serve.follower import Follower
@@ -19,7 +21,8 @@ from streamer.serve.service import RecommendRequest, Service
 from streamer.serve.settings import ServeSettings
 from streamer.snapshot.places import DirectoryPlace, DirectoryReader, Place, SnapshotReader
 from streamer.snapshot.publisher import Publisher
-from streamer.sources.base import Partition
+from streamer.sources.base import Partition, StartAt
+from streamer.sources.embedded.source import EmbeddedSource
 from streamer.web.serving import serving
 
 CLICKS = Partition("clicks", 0)
@@ -142,6 +145,18 @@ class Client:
         """End."""
         self.server.__exit__()
         self._serving.__exit__(None, None, None)
+
+
+def catalogue_events(directory: Path, topic: str = "items") -> MicroBatch:
+    """Everything that the embedded log has in the topic of the catalogue."""
+    source = EmbeddedSource(directory, (topic,), group=None)
+    source.open(StartAt({}))
+    decoded = [EventDecoder(None, topic).decode(chunk) for chunk in source.poll(100, 0.1)]
+    source.close()
+    columns = [(list(one.items), list(one.item_features or [])) for one in decoded]
+    items = [item for of_chunk, _ in columns for item in of_chunk]
+    said = [features for _, of_chunk in columns for features in of_chunk]
+    return MicroBatch([NO_USER] * len(items), items, [1e9] * len(items), item_features=said)
 
 
 def served(service: Service, user: str, k: int = 10, **options: Any) -> list[tuple[str, float]]:

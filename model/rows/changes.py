@@ -8,7 +8,7 @@ a copy under way can take what they held.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
 import numpy as np
@@ -38,12 +38,15 @@ class RowChanges:
         self._flags: dict[str, NDArray[np.uint8]] = defaultdict(
             lambda: np.zeros(0, np.uint8)
         )
+        self.written: Counter[str] = Counter()
+        """How often rows of a kind were written, or may have been."""
         self._readers = 0
 
     def mark(self, kind: str, rows: Rows) -> None:
         """These rows, which may repeat, are about to be written."""
         if not len(rows):
             return
+        self.written[kind] += 1
         for hook in self.before_write:
             hook(kind, rows)
         if self._readers:

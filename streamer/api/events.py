@@ -51,7 +51,10 @@ class EventReader:
             )
         self._features = {
             "user": (settings.user_features, settings.user_numeric_features),
-            "item": (settings.item_features, settings.item_numeric_features),
+            "item": (
+                settings.item_features,
+                (*settings.item_numeric_features, *settings.item_attributes),
+            ),
         }
         self._typed = settings.typed
         self._max_length = EventSettings().max_feature_length

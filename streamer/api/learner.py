@@ -16,6 +16,7 @@ from streamer.api.settings import SettingChanges
 from streamer.errors import EventError, StreamerError
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner import OnlineLearner, newest_checkpoint
+from streamer.learner.filters import Filter
 from streamer.model.batch import Rows
 from streamer.model.settings import LearnerSettings
 from streamer.recommender import Reasons, Recommendation, Recommender, RecommendQuery
@@ -128,6 +129,8 @@ class Learner:
         exclude_seen: bool = False,
         exclude: Iterable[Id] = (),
         among: Iterable[Id] | None = None,
+        filter: Filter | None = None,
+        max_per: str | None = None,
         features: Mapping[str, str | float] | None = None,
     ) -> list[Recommendation]: ...
 
@@ -140,6 +143,8 @@ class Learner:
         exclude_seen: bool = False,
         exclude: Iterable[Id] = (),
         among: Iterable[Id] | None = None,
+        filter: Filter | None = None,
+        max_per: str | None = None,
     ) -> dict[Id, list[Recommendation]]: ...
 
     def recommend(
@@ -151,6 +156,8 @@ class Learner:
         exclude_seen: bool = False,
         exclude: Iterable[Id] = (),
         among: Iterable[Id] | None = None,
+        filter: Filter | None = None,
+        max_per: str | None = None,
         features: Mapping[str, str | float] | None = None,
     ) -> list[Recommendation] | dict[Id, list[Recommendation]]:
         """The best items for a user, for many users, or for a session without one; best
@@ -164,10 +171,15 @@ class Learner:
             exclude_seen: leave out what the user had, or the items of the session.
             exclude: items to leave out.
             among: recommend these items and no others.
+            filter: recommend items that match, e.g. "category:tea" or "price<20", or
+                several in a list, {"and": [...]}, {"or": [...]} or {"not": ...}; by
+                features and `item_attributes`.
+            max_per: "category:2" for at most two items of a category.
             features: of whoever the session is of.
 
         Raises:
             ValueError: neither or both of `user` and `recent` are given.
+            FilterError: an attribute is not known, or a filter cannot be read.
         """
         many = user is not None and not isinstance(user, str | int | np.integer)
         users: list[Any] = list(user) if many else [user]  # type: ignore[arg-type]
@@ -175,7 +187,17 @@ class Learner:
         left_out = _known(self._online.state.items, exclude)
         queries = [dataclasses.replace(one, exclude=left_out) for one in queries]
         rows = None if among is None else _known(self._online.state.items, among)
-        found = self._recommended(queries, k, exclude_seen, rows)
+        found = []
+        for best in _recommended(
+            self._online,
+            queries,
+            k,
+            exclude_seen=exclude_seen,
+            among=rows,
+            filter=filter,
+            max_per=max_per,
+        ):
+            found.append(self._as_given(best))
         return dict(zip(map(to_id, users), found, strict=True)) if many else found[0]
 
     def similar(self, item: Id, k: int = 10) -> list[Recommendation]:
@@ -186,7 +208,8 @@ class Learner:
         """
         self._check_known(item)
         query = _query(self._online, None, [item], None)
-        return self._recommended([query], k, True, None)[0]
+        [found] = _recommended(self._online, [query], k, exclude_seen=True)
+        return self._as_given(found)
 
     def popular(self, k: int = 10) -> list[PopularItem]:
         """The items with the most events, most first."""
@@ -303,31 +326,9 @@ class Learner:
             last_s = batch.timestamps_s[-1]
             yield batch
 
-    def _recommended(
-        self,
-        queries: Sequence[RecommendQuery],
-        k: int,
-        exclude_seen: bool,
-        among: Rows | None,
-    ) -> list[list[Recommendation]]:
-        if k < 1:
-            raise ValueError(f"k is {k}: it must be at least 1")
-        nothing = among is not None and not len(among)
-        if nothing or not len(self._online.state.items):
-            return [[] for _ in queries]
-        recommender = Recommender(self._online)
-        found = []
-        for start in range(0, len(queries), USERS_AT_ONCE):
-            asked = queries[start : start + USERS_AT_ONCE]
-            for items in recommender.recommend(
-                asked, k, exclude_seen=exclude_seen, among=among
-            ):
-                found.append([self._as_given(item) for item in items])
-        return found
-
-    def _as_given(self, found: Recommendation) -> Recommendation:
-        """With the id as it went in."""
-        return found._replace(item=self._items.id_of(found.item))
+    def _as_given(self, found: Sequence[Recommendation]) -> list[Recommendation]:
+        """With the ids as they went in."""
+        return [one._replace(item=self._items.id_of(one.item)) for one in found]
 
     def _check_known(self, item: Id) -> None:
         if self._online.state.items.row_of(str(to_id(item))) is None:
@@ -364,3 +365,23 @@ def _query(
     if features:
         raise ValueError("features are those of a session: a user has learned ones")
     return recommender.user(str(to_id(user)))
+
+
+def _recommended(
+    online: OnlineLearner,
+    queries: Sequence[RecommendQuery],
+    k: int,
+    among: Rows | None = None,
+    **options: Any,
+) -> Iterator[list[Recommendation]]:
+    """See `Recommender.recommend`."""
+    if k < 1:
+        raise ValueError(f"k is {k}: it must be at least 1")
+    recommender = Recommender(online)
+    recommender.check(options.get("filter"), options.get("max_per"))
+    if (among is not None and not len(among)) or not len(online.state.items):
+        yield from [[] for _ in queries]
+        return
+    for start in range(0, len(queries), USERS_AT_ONCE):
+        asked = queries[start : start + USERS_AT_ONCE]
+        yield from recommender.recommend(asked, k, among=among, **options)

@@ -40,6 +40,7 @@ class SettingChanges(TypedDict, total=False):
     user_features: tuple[str, ...]
     item_numeric_features: tuple[str, ...]
     user_numeric_features: tuple[str, ...]
+    item_attributes: tuple[str, ...]
     item_layers: tuple[int, ...]
     user_layers: tuple[int, ...]
     seed: int

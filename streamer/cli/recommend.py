@@ -46,6 +46,20 @@ _QUERY = "Query"
     is_flag=True,
     help="Leave out the items that the user had, or those of the session.",
 )
+@option(
+    _QUERY,
+    "--filter",
+    "filters",
+    multiple=True,
+    metavar="TERM",
+    help="Only items that match, e.g. category:tea or price<20; repeat it for several.",
+)
+@option(
+    _QUERY,
+    "--max-per",
+    metavar="ATTRIBUTE:N",
+    help="At most N items of each value of an attribute.",
+)
 @json_option
 @checkpoint_options
 def recommend(
@@ -54,6 +68,8 @@ def recommend(
     recent: tuple[str, ...],
     count: int,
     exclude_seen: bool,
+    filters: tuple[str, ...],
+    max_per: str | None,
     as_json: bool,
 ) -> None:
     """Recommend items from the newest checkpoint.
@@ -75,7 +91,13 @@ def recommend(
     queries = [recommender.user(user) for user in users]
     if recent:
         queries = [recommender.session(recent)]
-    found = recommender.recommend(queries, count, exclude_seen=exclude_seen)
+    found = recommender.recommend(
+        queries,
+        count,
+        exclude_seen=exclude_seen,
+        filter=list(filters) or None,
+        max_per=max_per,
+    )
     answers = []
     for query, items in zip(queries, found, strict=True):
         answer = {

@@ -41,6 +41,10 @@ deleted
     Boolean. If true, or the type is one of `deletion_types`, or a record of the
     catalogue's topic has a key, the item's id, and no value: the item does not exist
     any more. The event has no item features then; any other has, if only {}.
+hidden, pinned
+    Boolean. Whether the item is never recommended; whether it comes before all others.
+available_from, available_until
+    Like a timestamp. The item is recommended from, and until, this time.
 
 Other fields are ignored, of a repeated field the last counts, names can be mapped
 (`EventSettings.fields`; with dots, `event.product.id` is a path). Features that the

@@ -21,7 +21,7 @@ from streamer.event.decoded import (
 from streamer.event.fields import Invalid
 from streamer.event.lift import FeatureNames, Lift
 from streamer.event.registry import registry_of
-from streamer.model.settings import MAX_WEIGHT
+from streamer.model.settings import MAX_WEIGHT, RULE_FLAGS, RULE_TIMES, RULES
 from streamer.settings import FIELDS, EventSettings
 from streamer.sources.base import Chunk
 
@@ -32,17 +32,18 @@ MAX_TITLE_LENGTH = 256
 """Characters of a title that are kept."""
 
 _BAD_FEATURES = (Reason.BAD_FEATURES, Reason.FEATURE_TOO_LONG, None)
+_BAD_TIME = (Reason.BAD_TIMESTAMP, Reason.BAD_TIMESTAMP, None)
 REASONS: dict[str, tuple[Reason, Reason, Reason | None]] = {
     "user_id": (Reason.BAD_USER_ID, Reason.ID_TOO_LONG, Reason.MISSING_USER_ID),
     "item_id": (Reason.BAD_ITEM_ID, Reason.ID_TOO_LONG, Reason.MISSING_ITEM_ID),
-    "timestamp": (Reason.BAD_TIMESTAMP, Reason.BAD_TIMESTAMP, None),
+    "timestamp": _BAD_TIME,
     "user_features": _BAD_FEATURES,
     "item_features": _BAD_FEATURES,
     "event_type": (Reason.BAD_EVENT_TYPE, Reason.BAD_EVENT_TYPE, None),
     "rating": (Reason.BAD_RATING, Reason.BAD_RATING, None),
     "weight": (Reason.BAD_WEIGHT, Reason.BAD_WEIGHT, None),
-    "deleted": _BAD_FEATURES,
-    TITLE: _BAD_FEATURES,
+    **dict.fromkeys(("deleted", TITLE, *RULE_FLAGS), _BAD_FEATURES),
+    **dict.fromkeys(RULE_TIMES, _BAD_TIME),
 }
 """Why a field cannot be used: it is of a wrong kind, too long, or missing."""
 
@@ -80,9 +81,11 @@ class EventDecoder:
             raise SettingsError(problems)
         self._registry = registry_of(settings)
         self._catalogue_topic = catalogue_topic
-        self._types = _with_integers(settings.event_types)
-        self._deletions = _with_integers(settings.deletion_types)
-        self._about_items = self._deletions | _with_integers(settings.catalogue_types)
+        self._types = fields.with_integers(settings.event_types)
+        self._deletions = fields.with_integers(settings.deletion_types)
+        self._about_items = self._deletions | fields.with_integers(
+            settings.catalogue_types
+        )
         self._typed = typed
         self._weighted = typed or "weight" in settings.fields
         types = _types_of(settings)
@@ -170,7 +173,7 @@ class EventDecoder:
         return Rows(
             self._id_column(users),
             self._id_column(items),
-            _all_seconds(times, record_times_ms),
+            fields.all_seconds(times, record_times_ms),
             self._feature_column(user_features),
             self._feature_column(item_features),
             kinds,
@@ -312,6 +315,10 @@ class EventDecoder:
         title = self._field(raw, TITLE)
         if title:
             about[TITLE] = title[:MAX_TITLE_LENGTH]
+        for name in RULES:
+            value = self._field(raw, name)
+            if value is not None:
+                about[name] = fields.seconds(value, record_time_ms)
         return _about_item(item, time_s, about)
 
     def _field(self, raw: Any, name: str) -> Any:
@@ -378,7 +385,8 @@ def _types_of(settings: EventSettings) -> dict[str, Any]:
         "event_type": str | int | None,
         "rating": float | None,
         "weight": weight,
-        "deleted": bool | None,
+        **dict.fromkeys(("deleted", *RULE_FLAGS), bool | None),
+        **dict.fromkeys(RULE_TIMES, timestamp),
         TITLE: str | None,
     }
 
@@ -415,25 +423,6 @@ def _loose_struct(settings: EventSettings) -> Any:
     return msgspec.defstruct(
         "LooseEvent", members, rename=dict(settings.fields), gc=False
     )
-
-
-def _with_integers(event_types: Sequence[str]) -> frozenset[str | int]:
-    """The list of types, where "3" stands for the integer 3 too."""
-    found: set[str | int] = set(event_types)
-    for text in event_types:
-        is_number = len(text) < 20 and text.removeprefix("-").isdecimal()
-        if is_number and str(int(text)) == text:
-            found.add(int(text))
-    return frozenset(found)
-
-
-def _all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[float]:
-    """A column of times in seconds. Its numbers are in range already."""
-    end = fields.END_S
-    try:
-        return [t * 1.0 if t < end else t / 1000 for t in column]
-    except TypeError:  # a text or None is among them
-        return list(map(fields.seconds, column, record_times_ms))
 
 
 def _after(lift: Lift, decode: Callable[[Any], Any]) -> Callable[[Any], Any]:

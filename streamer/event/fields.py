@@ -6,7 +6,7 @@ Each function takes a value as JSON gave it, and returns it as we use it or rais
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -110,3 +110,22 @@ def decoded(decode: Callable[[Any], Any], value: Any) -> Any:
         raise Invalid(Reason.NOT_AN_EVENT, f"not an event: {error}") from None
     except msgspec.DecodeError as error:
         raise Invalid(Reason.NOT_JSON, str(error)) from None
+
+
+def with_integers(event_types: Sequence[str]) -> frozenset[str | int]:
+    """The list of types, where "3" stands for the integer 3 too."""
+    found: set[str | int] = set(event_types)
+    for text in event_types:
+        is_number = len(text) < 20 and text.removeprefix("-").isdecimal()
+        if is_number and str(int(text)) == text:
+            found.add(int(text))
+    return frozenset(found)
+
+
+def all_seconds(column: list[Any], record_times_ms: Sequence[int]) -> list[float]:
+    """A column of times in seconds. Its numbers are in range already."""
+    end = END_S
+    try:
+        return [t * 1.0 if t < end else t / 1000 for t in column]
+    except TypeError:  # a text or None is among them
+        return list(map(seconds, column, record_times_ms))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from streamer.learner.filters import Matching
 from streamer.learner.state import State, are_among
 from streamer.model.batch import Batch, Recent, Rows
 from streamer.model.ranking.candidates import Candidates
@@ -122,6 +123,7 @@ class CandidateGenerator:
         least: int | Rows = 0,
         seen: Sequence[Rows] | None = None,
         uncounted: Sequence[UserEvents] | None = None,
+        matching: Matching | None = None,
     ) -> Candidates:
         """Candidates of some users, described by what was learned so far; nothing is
         counted.
@@ -137,12 +139,13 @@ class CandidateGenerator:
                 learned.
             uncounted: [n] events of each user that are part of the history and were
                 not learned; None if there are none.
+            matching: items of which those nearest by the towers are candidates; None:
+                those that can be recommended.
         """
         state = self._state
         batch = dataclasses.replace(batch, recent=self.recent_items(history))
-        nearest = self._nearest(
-            batch, np.maximum(least, state.settings.retrieved_items)
-        )
+        count = np.maximum(least, state.settings.retrieved_items)
+        nearest = self._nearest(batch, count, matching)
         extra = nearest if extra is None else np.concatenate([nearest, extra], axis=1)
         found = state.candidate_features.candidates(
             history, extra, batch.items, batch.times_s, uncounted
@@ -158,10 +161,14 @@ class CandidateGenerator:
         length = self._state.settings.recent_items
         return np.ascontiguousarray(history.items[:, :length]) if length else None
 
-    def _nearest(self, batch: Batch, count: int | Rows) -> Rows:
+    def _nearest(
+        self, batch: Batch, count: int | Rows, matching: Matching | None = None
+    ) -> Rows:
         """[n, most] the items nearest to the users by the towers, `count` of each; -1
         where one cannot be recommended.
         """
+        if matching is not None:
+            return self._nearest_matching(batch, count, matching)
         state = self._state
         most = int(np.max(count, initial=0))
         reachable = state.reachable_items
@@ -173,6 +180,28 @@ class CandidateGenerator:
             wanted = np.arange(width) < np.reshape(count, (-1, 1))
             found[:, :width] = np.where(wanted & state.are_reachable(best), best, -1)
         return found
+
+    def _nearest_matching(
+        self, batch: Batch, count: int | Rows, matching: Matching
+    ) -> Rows:
+        """[n, most] as `_nearest`, of some items; and those that are candidates in any
+        case.
+        """
+        retriever = self._state.retriever
+        counts = np.maximum(np.reshape(count, (-1, 1)), matching.nearest)
+        most = int(counts.max(initial=0))
+        if matching.few is not None:
+            found = retriever.nearest_among(
+                matching.few, batch.users, batch.recent, most
+            )
+        else:
+            items = retriever.items(len(matching.mask))
+            items = dataclasses.replace(items, allowed=matching.mask)
+            best, scores = retriever.top(items, batch.users, most, batch.recent)
+            found = np.where(np.isfinite(scores), best, -1)
+        wanted = np.arange(found.shape[1]) < counts
+        further = np.tile(matching.further, (len(batch), 1))
+        return np.concatenate([np.where(wanted, found, -1), further], axis=1)
 
     def _some_cold_items(self) -> Rows:
         """The cold items, or a sample of them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from streamer.learner.state import State
+from streamer.learner.state import LABELS, State
 from streamer.model.batch import Rows
 
 MAX_AT_ONCE = 4096
@@ -106,6 +106,11 @@ class Eviction:
 
     def _forget_categories(self, kind: str, codes: Rows) -> None:
         state = self._state
+        if kind == LABELS:
+            having = state.attributes.with_labels(codes)
+            state.changes.mark("items", having)
+            state.attributes.forget_labels(having, codes)
+            return
         side, _, name = kind.partition(".")
         tower = getattr(state.trainer.model, side)
         feature = tower.settings.categorical.index(name)

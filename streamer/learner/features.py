@@ -13,11 +13,14 @@ from streamer.event import NO_USER, TITLE
 from streamer.event import Features as EventFeatures
 from streamer.ingest.batcher import MicroBatch
 from streamer.learner.eviction import Eviction
-from streamer.learner.state import State
+from streamer.learner.state import LABELS, State
 from streamer.model.batch import Floats, Rows
 from streamer.model.rows.by_rows import Arrays
+from streamer.model.settings import RULES
 
 LARGEST_NUMBER = float(np.finfo(np.float32).max)
+LARGEST_EXACT = 2.0**53
+"""Whole numbers beyond are text: two of them could be the same float."""
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 FeatureColumn = Sequence[EventFeatures | None]
@@ -80,6 +83,7 @@ class Features:
         rows = state.rows_of("items", described)
         state.mark_seen("items", rows)
         self.set("item", rows, given)
+        self._set_attributes(rows, given, RULES)
         titles = {}
         for row, of_item in zip(rows.tolist(), given, strict=True):
             if TITLE in of_item:
@@ -127,13 +131,41 @@ class Features:
 
     def set(self, side: str, rows: Rows, features: FeatureColumn | None) -> None:
         """Remember what events say of the rows of a side, "user" or "item"."""
-        if features is not None and self.are_used(side):
+        if features is None:
+            return
+        if _names(self._tower(side).settings):
             self.put(side, self.of_rows(side, rows, features))
+        if side == "item":
+            names = self._state.attributes.names
+            self._set_attributes(rows, features, names)
 
     def are_used(self, side: str) -> bool:
-        """Whether the tower of a side has any feature."""
-        wanted = self._tower(side).settings
-        return bool(wanted.categorical or wanted.numeric)
+        """Whether anything is remembered of what events say of a side."""
+        if side == "item":
+            return bool(self._state.settings.filterable)
+        return bool(_names(self._tower(side).settings))
+
+    def _set_attributes(
+        self, rows: Rows, features: FeatureColumn, names: Sequence[str]
+    ) -> None:
+        state = self._state
+        by_row = _merged(rows, features) if names else {}
+        for name in names:
+            own = []
+            values = []
+            for row, of_row in by_row.items():
+                value = of_row.get(name, "")
+                if value != "":
+                    own.append(row)
+                    values.append(value)
+            numbers = np.array([exact_number(value) for value in values])
+            is_text = np.isnan(numbers) & (name not in RULES)
+            places = np.flatnonzero(is_text)
+            texts = [f"{name}:{values[place]}" for place in places.tolist()]
+            labels = np.zeros(len(own), np.int64)
+            labels[places] = state.rows_of(LABELS, texts)
+            state.mark_seen(LABELS, labels[places])
+            state.attributes.set(name, np.array(own, np.int64), labels, numbers)
 
     def _tower(self, side: str) -> Any:
         return getattr(self._state.trainer.model, side)
@@ -234,10 +266,18 @@ def _number(value: str | float) -> float:
     """A feature as a number that a float32 holds; NaN if it is not one. Integers are
     text: they may be categories.
     """
+    number = _to_float(value)
+    return number if abs(number) <= LARGEST_NUMBER else math.nan
+
+
+def exact_number(value: str | float) -> float:
+    """An attribute as a number; NaN if it is text."""
+    number = _to_float(value)
+    return number if abs(number) < LARGEST_EXACT else math.nan
+
+
+def _to_float(value: str | float) -> float:
     try:
-        number = float(_TRUTH.get(value, value))  # type: ignore[arg-type]
+        return float(_TRUTH.get(value, value))  # type: ignore[arg-type]
     except ValueError:
         return math.nan
-    if abs(number) > LARGEST_NUMBER:
-        return math.nan
-    return number

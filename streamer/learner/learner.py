@@ -24,6 +24,8 @@ from streamer.learner.checkpoint import (
 )
 from streamer.learner.eviction import Eviction
 from streamer.learner.features import FeatureColumn, Features
+from streamer.learner.filters import Filters
+from streamer.learner.scorer import Scorer
 from streamer.learner.state import State
 from streamer.learner.step import Evaluator, Learned, StepEvents, StepHistory
 from streamer.model.batch import Batch, Rows, StreamState
@@ -39,7 +41,8 @@ class OnlineLearner:
     """Learns from micro-batches. `streamer.Learner` is its public face.
 
     What is learned is in `state`; `eviction` keeps it bounded, `features` describes
-    users and items, `candidates` finds what the ranker ranks.
+    users and items, `candidates` finds what the ranker ranks, `filters` says what may be
+    recommended, and `scorer` ranks it for queries.
 
     Args:
         settings: what is learned, and how; None for the defaults, which are those of
@@ -56,6 +59,8 @@ class OnlineLearner:
         self.eviction = Eviction(self.state)
         self.features = Features(self.state, self.eviction)
         self.candidates = CandidateGenerator(self.state)
+        self.filters = Filters(self.state)
+        self.scorer = Scorer(self.state, self.candidates, self.filters)
 
     def save(self, directory: str | Path, about: dict[str, Any] | None = None) -> Path:
         """Write a checkpoint into a directory, for `load`, `streamer recommend`,

@@ -28,6 +28,7 @@ from streamer.model.popularity import (
 from streamer.model.ranking.candidates import CandidateFeatures
 from streamer.model.ranking.ranker import Ranker
 from streamer.model.retrieval import Retriever
+from streamer.model.rows.attributes import Attributes
 from streamer.model.rows.by_rows import Arrays
 from streamer.model.rows.recency import Recency, StepClock
 from streamer.model.rows.recent_items import RecentItems
@@ -41,6 +42,9 @@ from streamer.snapshot import RowChunk
 from streamer.snapshot.capture import marked
 from streamer.snapshot.frames import CHUNK_ROWS
 from streamer.vocabulary import Vocabulary
+
+LABELS = "labels"
+"""Kind of rows: the labels of all attributes."""
 
 
 class State:
@@ -66,6 +70,7 @@ class State:
         self.items = Vocabulary(reuse=False)
         self.retired = RetiredItems()
         self.titles = Titles()
+        self.attributes = Attributes(settings.item_attributes)
         self.cold_items: Rows = np.empty(0, np.int64)
         """Items that the catalogue describes and nobody has had yet, ascending."""
         history = settings.recent_items
@@ -95,10 +100,13 @@ class State:
         }
         self.changes = self.trainer.changes
         self.by_kind = _parts_by_kind(self)
-        self.category_kinds = [
+        self.category_kinds = [LABELS]
+        """Kinds whose rows are codes of categories: labels of attributes, and `user.` or
+        `item.` and a feature.
+        """
+        self.category_kinds += [
             k for k in self.by_kind if k in self.trainer.model.tables
         ]
-        """Kinds whose rows are codes of categories: `user.` or `item.` and a feature."""
 
     @property
     def popularity(self) -> PopularityEstimate:
@@ -254,6 +262,7 @@ class State:
         Raises:
             ValueError, KeyError: they are those of a learner with other settings.
         """
+        self.changes.written[kind] += 1
         for name, part in self.by_kind[kind].items():
             part.put(rows, _of(arrays, name))
 
@@ -365,6 +374,7 @@ def _parts_by_kind(state: State) -> dict[str, dict[str, Any]]:
     items = {
         "ids": state.items,
         "titles": state.titles,
+        "attributes": state.attributes,
         "recency": Recency(),
         "retired": state.retired,
         "item_counts": state.item_counts,
@@ -385,6 +395,8 @@ def _parts_by_kind(state: State) -> dict[str, dict[str, Any]]:
                 "recency": Recency(),
                 "table": model.tables[kind],
             }
+    # a label is the name of its attribute, a colon and its text; 0 stands for none
+    found[LABELS] = {"ids": Vocabulary(first=1), "recency": Recency()}
     found["pairs"] = {"lists": state.candidate_features.co_occurrence}
     found["hash"] = {"slots": state.hashed}
     if state.settings.admit_after > 1:

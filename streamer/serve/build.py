@@ -117,6 +117,26 @@ def event_writer(settings: ServeSettings) -> Callable[[str, str], None]:
     return write
 
 
+def catalogue_writer(settings: ServeSettings) -> Callable[[str, bool], None] | None:
+    """Writes to the topic of the catalogue whether an item is hidden; None if there is
+    none. It connects when it is used for the first time, and may raise `SourceError`.
+    """
+    topic = settings.catalogue_topic
+    if topic is None:
+        return None
+    append: Callable[[bytes, bytes], None] | None = None
+
+    def write(item: str, hidden: bool) -> None:
+        nonlocal append
+        append = append or _appender(settings, topic)
+        names = map(settings.name_of, ("item_id", "hidden"))
+        event = dict(zip(names, (item, hidden), strict=True))
+        # a key of its own: compaction must not drop what describes the item
+        append(f"hidden {item}".encode(), msgspec.json.encode(event))
+
+    return write
+
+
 def _appender(settings: ServeSettings, topic: str) -> Callable[[bytes, bytes], None]:
     """Appends a record of key and value to a topic."""
     if (kafka := kafka_settings(settings)) is not None:

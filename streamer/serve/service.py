@@ -7,6 +7,7 @@ So an answer is of one generation and one step.
 
 from __future__ import annotations
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +22,9 @@ from streamer.event import NO_USER
 from streamer.metrics.health import Verdict
 from streamer.recommender import Recommendation, RecommendQuery
 from streamer.serve.freshness import Freshness
-from streamer.serve.hidden import Hidden
 from streamer.serve.names import KnownKeys
 from streamer.serve.overlay import Event, Overlay
+from streamer.serve.pages import Pages
 from streamer.serve.replica import ReadDelta, Replica
 from streamer.snapshot.snapshot import SnapshotEnd
 
@@ -54,6 +55,19 @@ class RecommendRequest(KnownKeys):
     exclude_seen: bool = True
     exclude: list[Id] = Field(default=[], max_length=MAX_IDS)
     explain: bool = False
+    filter: str | list[Any] | dict[str, Any] | None = Field(
+        default=None,
+        description='Recommend only items that match, e.g. "category:tea" or "price<20", or '
+        'several in a list, {"and": [...]}, {"or": [...]} or {"not": ...}.',
+    )
+    max_per: str | None = Field(
+        default=None,
+        max_length=300,
+        description='At most so many items of each value of an attribute: "category:2".',
+    )
+    offset: int = Field(
+        default=0, ge=0, le=MAX_K, description="How many items pages before showed."
+    )
     features: dict[Id, str | FiniteFloat] | None = Field(
         default=None, max_length=64, description="Of whoever the session is of."
     )
@@ -63,21 +77,19 @@ class Service:
     """What is served now.
 
     Args:
-        hidden: items that are never recommended.
         freshness: takes how long events took until they were seen.
         clock: seconds since the epoch.
     """
 
     def __init__(
         self,
-        hidden: Hidden | None = None,
         freshness: Freshness | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.hidden = hidden or Hidden()
         self.freshness = freshness or Freshness()
         self.replica: Replica | None = None
         self.overlay = Overlay()
+        self.pages = Pages()
         self.caught_up = False
         """Whether everything that is published is applied."""
         self.refusal: str | None = None
@@ -113,6 +125,7 @@ class Service:
             if before is None or before.end.generation != replica.end.generation:
                 self.overlay.clear()
             learned = self._learned(replica.end)
+            replica.learner.filters.clock = self._clock
             self.replica = replica
             self.refusal = None
             self.bases += 1
@@ -228,7 +241,7 @@ class Service:
             "users": 0,
             "items": 0,
             "indexed_items": 0,
-            "hidden_items": len(self.hidden.ids),
+            "hidden_items": 0,
             "events_not_learned": self.overlay.waiting,
             "events_of_others": self.overlay.of_others,
             "deltas_total": self.applied_deltas,
@@ -240,6 +253,7 @@ class Service:
             found |= self.about()
             found["users"] = len(replica.learner.state.users)
             found["items"] = len(replica.learner.state.items)
+            found["hidden_items"] = len(self.hidden())
             found["indexed_items"] = replica.vectors.indexed_items
         return found
 
@@ -255,6 +269,15 @@ class Service:
             lengths = (state.recent.of(rows).items >= 0).sum(axis=1)
             best = np.argsort(-lengths, kind="stable")[:EXAMPLE_USERS]
             return state.users.ids_of(rows[best].tolist())
+
+    def hidden(self) -> list[str]:
+        """The items that the catalogue hides.
+
+        Raises:
+            NotReady: nothing is served yet.
+        """
+        with self._lock:
+            return self._served().learner.filters.hidden()
 
     def similar(self, item: str, k: int, explain: bool = False) -> dict[str, Any]:
         """What users who had an item may like next.
@@ -295,33 +318,49 @@ class Service:
             replica = self._served()
             answers: dict[int, dict[str, Any] | StreamerError] = {}
             queries: dict[int, RecommendQuery] = {}
+            skipped = {}
             for k, request in enumerate(requests):
                 try:
-                    queries[k] = self._query(replica, request)
+                    queries[k], skipped[k] = self._query(replica, request)
                 except StreamerError as error:
                     answers[k] = error
             about = self.about()
             for group in _groups(requests, queries):
+                first = requests[group[0]]
                 found = replica.recommender.recommend(
                     [queries[k] for k in group],
-                    [requests[k].k for k in group],
-                    exclude_seen=requests[group[0]].exclude_seen,
+                    [skipped[k] + requests[k].k for k in group],
+                    exclude_seen=first.exclude_seen,
+                    filter=first.filter,
+                    max_per=first.max_per,
                 )
                 for k, items in zip(group, found, strict=True):
+                    shown = [best.item for best in items]
+                    start = requests[k].offset - skipped[k]
+                    self.pages.show(_list_of(requests[k]), start, shown)
+                    items = items[skipped[k] :]
                     answer = _answer(replica, queries[k], requests[k], items)
                     answers[k] = answer | about
             return [answers[k] for k in range(len(requests))]
 
-    def _query(self, replica: Replica, request: RecommendRequest) -> RecommendQuery:
+    def _query(
+        self, replica: Replica, request: RecommendRequest
+    ) -> tuple[RecommendQuery, int]:
+        """The query of a request, and how many items pages before have shown that are
+        not known any more.
+        """
         recommender = replica.recommender
         if request.user is not None:
             events = self.overlay.of(request.user)
             query = recommender.user(request.user, events)
         else:
             query = recommender.session(request.recent, request.features)
-        left_out = [*self.hidden.ids, *request.exclude]
+        recommender.check(request.filter, request.max_per)
+        before = self.pages.before(_list_of(request), request.offset)
+        left_out = [*request.exclude, *(before or ())]
         rows = replica.learner.state.items.known(left_out)
-        return replace(query, exclude=rows[rows >= 0])
+        skipped = request.offset if before is None else 0
+        return replace(query, exclude=rows[rows >= 0]), skipped
 
     def _served(self) -> Replica:
         if self.replica is None:
@@ -332,16 +371,24 @@ class Service:
 def _groups(
     requests: Sequence[RecommendRequest], queries: Mapping[int, RecommendQuery]
 ) -> list[list[int]]:
-    """Which requests are ranked together: those for one purpose; one with features
-    alone.
+    """Which requests are ranked together: those for one purpose, with the same filter;
+    one with features alone.
     """
-    groups: dict[object, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for k, query in queries.items():
-        purpose: object = requests[k].exclude_seen
+        request = requests[k]
+        purpose = repr((request.exclude_seen, request.filter, request.max_per))
         if query.features is not None:
             purpose = f"alone {k}"
         groups.setdefault(purpose, []).append(k)
     return list(groups.values())
+
+
+def _list_of(request: RecommendRequest) -> bytes:
+    """Names the list that a request asks a page of."""
+    asked = (request.user, request.recent, request.exclude, request.exclude_seen)
+    text = repr((*asked, request.filter, request.max_per, request.features))
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=16).digest()
 
 
 def _answer(

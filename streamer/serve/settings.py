@@ -39,11 +39,6 @@ class ServeSettings(EventSettings, StreamSettings):
     token: str | None = setting(
         None, "Requests must carry it: `Authorization: Bearer TOKEN`."
     )
-    hidden_file: Path | None = setting(
-        None,
-        "File of the items that are never recommended.",
-        if_none="<data-dir>/hidden.json",
-    )
     exact_items: int = setting(
         200_000,
         "Up to this many items, all are scored at every request; above, an index of faiss.",

@@ -95,7 +95,7 @@ class KeptVectors(Retriever):
             rows = np.arange(size)
         for start in range(0, len(rows), CHUNK_ITEMS):
             part = rows[start : start + CHUNK_ITEMS]
-            vectors = self._item_vectors(part)
+            vectors = super()._item_vectors(part)
             self._kept[torch.from_numpy(part)] = vectors
             self._lengths[part] = lengths_of(vectors.numpy())
         self._size = size
@@ -111,6 +111,9 @@ class KeptVectors(Retriever):
         larger[: self._size] = self._kept[: self._size]
         self._kept = larger
         self._lengths = grown(self._lengths, capacity)
+
+    def _item_vectors(self, rows: Rows) -> Tensor:
+        return self._kept.index_select(0, torch.from_numpy(rows))
 
     @torch.no_grad()
     def queries(self, users: Rows, recent: Recent | None) -> Tensor:
@@ -171,7 +174,9 @@ class KeptVectors(Retriever):
         if self._index is None or exact or count > MAX_SEARCHED:
             return super().top(items, users, count, recent)
         queries = self.queries(users, recent)
-        scores, rows = self._index.search(queries.numpy(), count)  # [B, count]
+        selected = _selecting(items.allowed)
+        # [B, count]
+        scores, rows = self._index.search(queries.numpy(), count, params=selected)
         is_left_out = (rows < 0) | self._changed.marks(rows)
         scores[is_left_out] = -np.inf
         fresh, vectors = self._changed.rows(self._kept)
@@ -181,6 +186,11 @@ class KeptVectors(Retriever):
             fresh_scores = torch.mm(queries, vectors.T).numpy()
             scores = np.concatenate([scores, fresh_scores], axis=1)
         scores[np.isin(rows, self._without_item)] = -np.inf
+        if items.allowed is not None:
+            scores[~items.allowed[rows]] = -np.inf
+            enough = np.isfinite(scores).sum(axis=1) >= count
+            if not enough.all():
+                return super().top(items, users, count, recent)
         order = np.argsort(-scores, axis=1, kind="stable")
         best = order[:, :count]
         rows = np.take_along_axis(rows, best, 1)
@@ -214,6 +224,18 @@ class KeptVectors(Retriever):
     def indexed_items(self) -> int:
         """Items that are found by an index; 0 if all are scored."""
         return self._index.ntotal if self._index is not None else 0
+
+
+def _selecting(allowed: NDArray[np.bool_] | None) -> Any:
+    """What makes a search pass over items that are not allowed."""
+    if allowed is None:
+        return None
+    import faiss
+
+    make_selector: Any = faiss.IDSelectorBitmap
+    make_parameters: Any = faiss.SearchParametersIVF
+    bits = np.packbits(allowed, bitorder="little")
+    return make_parameters(sel=make_selector(bits), nprobe=PROBES)
 
 
 class _ChangedRows:

@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from streamer.model.setting import Settings, expert_setting, setting
+from streamer.model.settings import RULES
 
 FIELDS = (
     "user_id", "item_id", "timestamp", "user_features", "item_features", "event_type", "rating", "weight",
-    "title", "deleted",
+    "title", "deleted", *RULES,
 )  # fmt: skip
-"""The fields of an event by our own names; the last two are those of catalogue events."""
+"""The fields of an event by our own names; those from the title on are of catalogue
+events.
+"""
 MAX_RECORD_BYTES = 1 << 24
 """No record can be allowed to be larger: more of a compressed one is never in memory."""
 

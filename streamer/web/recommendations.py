@@ -16,7 +16,8 @@ from typing import Annotated, Any, TypeVar
 from fastapi import FastAPI, Path, Query, Request, Response
 from pydantic import BaseModel, Field
 
-from streamer.errors import StreamerError
+from streamer.errors import FilterError, StreamerError
+from streamer.learner.filters import MAX_TERMS
 from streamer.serve.freshness import LAST_S
 from streamer.serve.names import KnownKeys
 from streamer.serve.service import (
@@ -40,6 +41,7 @@ MAX_ITEMS = 10_000
 
 IdPath = Annotated[str, Path(min_length=1, max_length=256)]
 IdQuery = Annotated[Sequence[Id], Query(max_length=MAX_IDS)]
+FilterQuery = Annotated[Sequence[str], Query(max_length=MAX_TERMS)]
 K = Annotated[int, Query(ge=1, le=MAX_K)]
 T = TypeVar("T")
 Waiting = tuple[RecommendRequest, asyncio.Future[Any]]
@@ -116,7 +118,7 @@ class Click(KnownKeys):
 
 def work_of(request: RecommendRequest) -> int:
     """How many items a request names, which is what it costs."""
-    return request.k + len(request.recent) + len(request.exclude)
+    return request.offset + request.k + len(request.recent) + len(request.exclude)
 
 
 class RequestBatcher:
@@ -215,6 +217,9 @@ def add_recommendations(app: FastAPI, service: Service) -> None:
         k: K = 10,
         exclude_seen: bool = True,
         exclude: IdQuery = (),
+        filter: FilterQuery = (),
+        max_per: str | None = None,
+        offset: Annotated[int, Query(ge=0, le=MAX_K)] = 0,
         explain: bool = False,
     ) -> Response:
         """The best items for a user; one who is not known gets what a user without
@@ -225,6 +230,9 @@ def add_recommendations(app: FastAPI, service: Service) -> None:
             k=k,
             exclude_seen=exclude_seen,
             exclude=exclude,
+            filter=list(filter) or None,
+            max_per=max_per,
+            offset=offset,
             explain=explain,
         )
         return json_response(await batcher.recommend(request))
@@ -256,32 +264,46 @@ def add_recommendations(app: FastAPI, service: Service) -> None:
 
     _add_error(app, NotReady, HTTPStatus.SERVICE_UNAVAILABLE)
     _add_error(app, UnknownItem, HTTPStatus.NOT_FOUND)
+    _add_error(app, FilterError, HTTPStatus.BAD_REQUEST)
     _add_error(app, StreamerError, HTTPStatus.CONFLICT)
 
 
-def add_hidden_items(app: FastAPI, service: Service) -> None:
-    """Serve the items that are never recommended."""
-    hidden = service.hidden
+def add_hidden_items(
+    app: FastAPI, service: Service, write: Callable[[str, bool], None] | None
+) -> None:
+    """Serve the items that are never recommended.
 
-    def hidden_response() -> Response:
-        return json_response({"hidden": sorted(hidden.ids)})
+    Args:
+        app: serves them.
+        service: knows them.
+        write: writes to the catalogue whether an item is hidden; None if there is none.
+    """
+
+    def written(item: str, hidden: bool) -> Response:
+        if write is None:
+            raise StreamerError(
+                "Hiding an item is an event of the catalogue, and this server has none: "
+                "start trainer and server with --catalogue-topic TOPIC."
+            )
+        write(item, hidden)
+        return json_response({"written": True}, HTTPStatus.ACCEPTED)
 
     @app.get("/hidden", response_model=HiddenItems)
     def get_hidden() -> Response:
         """All hidden items."""
-        return hidden_response()
+        return json_response({"hidden": service.hidden()})
 
-    @app.put("/hidden/{item:path}", response_model=HiddenItems)
+    @app.put("/hidden/{item:path}", status_code=HTTPStatus.ACCEPTED)
     def hide(item: IdPath) -> Response:
-        """Never recommend an item, from the next answer on."""
-        hidden.put(item, True)
-        return hidden_response()
+        """Write to the catalogue that an item is never recommended; all servers know
+        with the next delta.
+        """
+        return written(item, True)
 
-    @app.delete("/hidden/{item:path}", response_model=HiddenItems)
+    @app.delete("/hidden/{item:path}", status_code=HTTPStatus.ACCEPTED)
     def show(item: IdPath) -> Response:
-        """Recommend it again."""
-        hidden.put(item, False)
-        return hidden_response()
+        """Write to the catalogue that it is recommended again."""
+        return written(item, False)
 
 
 def add_status(

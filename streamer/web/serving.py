@@ -13,6 +13,7 @@ import torch
 from streamer.errors import SettingsError
 from streamer.event import EventDecoder
 from streamer.serve.build import (
+    catalogue_writer,
     event_tail,
     event_writer,
     nothing_published,
@@ -20,7 +21,6 @@ from streamer.serve.build import (
 )
 from streamer.serve.follower import Follower, Tail
 from streamer.serve.freshness import Freshness
-from streamer.serve.hidden import Hidden
 from streamer.serve.metrics import ServerMetrics
 from streamer.serve.service import Service
 from streamer.serve.settings import ServeSettings, is_loopback
@@ -70,7 +70,7 @@ def serving(
 
     Raises:
         SettingsError: with every problem.
-        StreamerError: it cannot listen there, or its hidden items cannot be read.
+        StreamerError: it cannot listen there.
     """
     if problems := settings.problems():
         raise SettingsError(problems)
@@ -78,8 +78,7 @@ def serving(
     sys.setswitchinterval(SWITCH_S)
     gc.freeze()  # what is imported is no garbage: later collections pass it over
     metrics = ServerMetrics()
-    hidden = Hidden(settings.hidden_file or settings.data_dir / "hidden.json")
-    service = Service(hidden, Freshness(record=metrics.waited))
+    service = Service(Freshness(record=metrics.waited))
     follower = Follower(
         service,
         snapshot_reader(settings),
@@ -113,7 +112,7 @@ def _web_server(
 ) -> WebServer:
     app = new_app("Recommendations of a model that learns from a stream.")
     add_recommendations(app, service)
-    add_hidden_items(app, service)
+    add_hidden_items(app, service, catalogue_writer(settings))
     add_status(app, service, event_writer(settings) if settings.clicks else None)
     add_health(app, service)
     add_metrics(app, metrics.registry, lambda: metrics.refresh(service))

@@ -137,6 +137,7 @@ def test_serve(measure, monkeypatch):
     over = large["requests_per_second"] / large["alternative_requests_per_second"]
     assert found["throughput_over_alternative_1m"] == pytest.approx(over, abs=0.01)
     assert large["alone"]["requests"] == 10
+    assert found["p99_filtered_over_plain_1m"] == max(one["p99_over_plain"] for one in large["filtered"].values()) > 0
     assert min(large["cpu_ms_per_request"], large["alternative_cpu_ms_per_request"], large["memory_mb"]) > 0
 
 

@@ -8,7 +8,7 @@ import pytest
 from layout import assert_nothing_is_clipped, assert_rows_are_full
 from line_harness import TOPIC, events
 from live_run import IMAGE, SCRIPT
-from serve_harness import Client, Trainer, wait_until
+from serve_harness import Client, Trainer, catalogue_events, wait_until
 
 import streamer
 from streamer.event import NO_USER, TITLE
@@ -26,7 +26,8 @@ SHOWN = {"i119": "Kind of <b>Blue</b> (i119)"}
 @pytest.fixture(scope="module")
 def client(tmp_path_factory) -> Iterator[Client]:
     directory = tmp_path_factory.mktemp("served")
-    EmbeddedLog(directory).create_topic(TOPIC, 1)
+    for topic in (TOPIC, "items"):
+        EmbeddedLog(directory).create_topic(topic, 1)
     trainer = Trainer(directory / "points")
     title = MicroBatch([NO_USER], ["i119"], [1e9], item_features=[{TITLE: "Kind of <b>Blue</b>"}])
     assert not list(trainer.learner.split_catalogue_events(title))
@@ -34,7 +35,8 @@ def client(tmp_path_factory) -> Iterator[Client]:
     streamer.Learner(trainer.learner).learn(STREAM[-1:])
     trainer.positions = {Partition(TOPIC, 0): 0}
     trainer.publish()
-    client = Client(directory, clicks=True).ready()
+    client = Client(directory, clicks=True, catalogue_topic="items").ready()
+    client.trainer = trainer
     yield client
     client.close()
     trainer.close()
@@ -84,9 +86,11 @@ def test_a_session_is_asked_for_and_a_hidden_item_vanishes(page, client):
     assert "unheard of" in page.text("#about")
     first = listed(page)[0]
     page.ask("void document.querySelector('#found tbody button.plain').click()")
+    wait_until(lambda: len(catalogue_events(client.settings.data_dir)), "writing")
+    client.trainer.learner.features.learn_catalogue(catalogue_events(client.settings.data_dir))
+    client.trainer.publish()
     wait_until(lambda: listed(page) and first not in listed(page), "hiding")
     assert client.get("/hidden")["hidden"] == [first]
-    client.ask("DELETE", f"/hidden/{first}")
 
 
 def test_ids_are_shown_as_text(page):

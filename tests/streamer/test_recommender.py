@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamer.recommender import _best
+from streamer.learner.scorer import _best
 
 SCORES = st.sampled_from([np.nan, -np.inf, np.inf, -1.0, 0.0, 0.5, 1.0, 2.0])
 

@@ -51,7 +51,8 @@ def with_catalogue(step: dict[int, MicroBatch], number: int) -> dict[int, MicroB
     found = {}
     for partition, events in step.items():
         items = [f"i{number + partition}", f"only described {number % 3}.{partition}"]
-        features: list = [None, {"kind": f"k{number}", "title": f"of step {number}"}]
+        described = {"kind": f"k{number}", "title": f"of step {number}", "colour": f"c{number}", "hidden": number % 2.0}
+        features: list = [None, described]
         if (number + partition) % 3 == 0:
             features.reverse()
         found[partition] = MicroBatch(
@@ -120,7 +121,7 @@ CASES = {
     "limits of categories": {"user_features": ("town",), "max_categories": 8},
     "admission": {"admit_after": 3},
     "weights": {"event_weights": {"cart": 3.0, "view": 0.5}},
-    "catalogue": {"catalogue": True, "item_features": ("kind",)},
+    "catalogue": {"catalogue": True, "item_features": ("kind",), "item_attributes": ("colour",)},
     "user ids": {"user_ids": True, "method": "ssl-pop"},
     "mns": {"method": "mns", "rerank": False, "recent_items": 0, "user_ids": True},
 }

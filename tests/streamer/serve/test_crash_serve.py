@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import signal
 import urllib.request
@@ -23,7 +24,7 @@ from streamer.sources.embedded.log import EmbeddedLog
 
 pytestmark = pytest.mark.slow
 
-CATALOGUE = ("--catalogue-topic", "items", "--item-feature", "brand")
+CATALOGUE = ("--catalogue-topic", "items", "--item-feature", "brand", "--item-attribute", "shelf")
 MODEL = ("--dim", 8, "--set", "co_occurring_items=16", "--batch-size", 64, "--max-age", 0.2, "--publish-every", 0.1)
 USERS = [f"u{n}" for n in range(20)]
 
@@ -48,7 +49,9 @@ class Served:
         """Append catalogue events of items `n<first>` on; every third is deleted again."""
         for number in range(first, last):
             item = f"n{number}"
-            value = encode(None, item, item_features={"brand": f"b{number % 5}"}, title=f"Number {number}")
+            value = encode(
+                None, item, item_features={"brand": f"b{number % 5}", "shelf": number / 2}, title=f"Number {number}"
+            )
             self.log.append("items", [(item.encode(), value, NOON_MS)])
             if number % 3 == 0:
                 self.log.append("items", [(item.encode(), encode(None, item, deleted=True), NOON_MS)])
@@ -63,8 +66,14 @@ class Served:
     def server(self, *source: Any) -> Command:
         """`streamer serve`, from what is published unless another source is given."""
         source = source or ("--from", self.directory / "points")
-        where = ("--data-dir", self.directory, "--port", self.port)
-        return Command(["serve", *source, *where], self.directory / "serve.log")
+        where = ("--data-dir", self.directory, "--port", self.port, "--catalogue-topic", "items")
+        return Command(["serve", *source, *where], self.directory / f"serve-{self.port}.log")
+
+    def another(self) -> Served:
+        """The same, for a server on another port."""
+        other = copy.copy(self)
+        (other.port,) = free_ports(1)
+        return other
 
     def ask(self, path: str, method: str = "GET") -> Any:
         """An answer; None while there is none."""
@@ -106,7 +115,9 @@ def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(se
         wait_until(served.caught_up, "learning")
         assert served.ask("status")["generation"] == 1
         hidden = served.ask("users/u1/recommendations")["items"][0]["item"]
+        served.describe_items(0, 9)
         served.ask(f"hidden/{hidden}", "PUT")
+        wait_until(lambda: served.ask("hidden") == {"hidden": [hidden]}, "hiding")
         # 1. the trainer is killed: the server goes on, older and older, and knows what happens meanwhile
         trainer.kill()
         age_s = served.ask("users/u1/recommendations")["age_s"]
@@ -116,12 +127,18 @@ def test_both_may_be_killed_at_any_time_and_what_is_served_is_what_is_learned(se
         assert served.ask("readyz") == {"ok": True, "reason": ""}
         # 2. the server is killed in the middle of what it does
         server.kill()
-    with served.trainer(), served.server():
-        wait_until(served.caught_up, "learning again")
-        assert served.ask("status")["generation"] == 2
-        assert served.ask("hidden") == {"hidden": [hidden]}
+    other = served.another()
+    with served.trainer(), served.server(), other.server():
+        for one in (served, other):
+            wait_until(one.caught_up, "learning again")
+            assert one.ask("status")["generation"] == 2
+            assert one.ask("hidden") == {"hidden": [hidden]}
+            assert_equal(one)
+            answer = one.ask("users/u1/recommendations?filter=shelf%3C3&filter=brand:b2")
+            assert [found["item"] for found in answer["items"]] == ["n2"]
         served.ask(f"hidden/{hidden}", "DELETE")
-        assert_equal(served)
+        for one in (served, other):
+            wait_until(lambda one=one: one.ask("hidden") == {"hidden": []}, "showing again")
         served.write(200)
         wait_until(served.caught_up, "learning on")
         assert_equal(served)

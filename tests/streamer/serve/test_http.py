@@ -14,11 +14,12 @@ from urllib.parse import quote
 
 import pytest
 from line_harness import PATIENCE_S, TOPIC, events
-from serve_harness import Client, Trainer, said, wait_until
+from serve_harness import Client, Trainer, catalogue_events, said, wait_until
 
 import streamer
 from streamer.errors import SettingsError, StreamerError
-from streamer.event import encode
+from streamer.event import NO_USER, encode
+from streamer.ingest.batcher import MicroBatch
 from streamer.serve.service import RecommendRequest, Service
 from streamer.serve.settings import ServeSettings
 from streamer.sources.base import Partition
@@ -97,24 +98,89 @@ def test_several_at_once_are_answered_as_one_by_one(client):
     assert [item["item"] for item in answer["answers"][0]["items"]] == client.items("u3", "k=5")
 
 
-def test_excluded_and_hidden_items_do_not_come_back_also_after_a_restart(client, trainer, monkeypatch):
-    monkeypatch.setattr("streamer.serve.hidden.MAX_HIDDEN", 3)
+def test_excluded_items_do_not_come_back(client):
     best = client.items("u3")
     rest = "&".join(f"exclude={item}" for item in best[:3])
     assert client.items("u3", f"{rest}&k=7") == best[3:]
-    odd = quote("a/b c?&#é", safe="")
-    for item in (best[0], best[1]):
-        assert client.ask("PUT", f"/hidden/{item}")[0] == 200
-    assert client.ask("PUT", f"/hidden/{odd}")[1]["hidden"] == sorted([best[0], best[1], "a/b c?&#é"])
-    assert client.ask("PUT", "/hidden/one-more")[0] == 409
-    assert client.items("u3", "k=8") == best[2:]
-    again = Client(trainer.directory).ready()
-    assert again.items("u3", "k=8") == best[2:]
-    assert best[0] not in [found["item"] for found in again.get("/items/i1/similar?k=100")["items"]]
-    again.close()
-    for item in (best[0], best[1], odd):
-        client.ask("DELETE", f"/hidden/{item}")
-    assert client.items("u3") == best
+
+
+def test_hiding_is_written_to_the_catalogue_and_refused_where_there_is_none(client, trainer, tmp_path):
+    for method in ("PUT", "DELETE"):
+        status, answer = client.ask(method, "/hidden/i1")
+        assert status == 409
+        assert "--catalogue-topic" in answer["detail"]
+    assert client.get("/hidden") == {"hidden": []}
+    EmbeddedLog(tmp_path).create_topic("items", 1)
+    catalogue = {"data_dir": tmp_path, "catalogue_topic": "items", "tail": False}
+    with_catalogue = Client(trainer.directory, **catalogue).ready()
+    odd = "a/b c?&#é"
+    for method in ("PUT", "DELETE"):
+        assert with_catalogue.ask(method, f"/hidden/{quote(odd, safe='')}")[0] == 202
+    with_catalogue.close()
+    written = catalogue_events(tmp_path)
+    assert written.items == [odd, odd]
+    assert written.item_features == [{"hidden": 1.0}, {"hidden": 0.0}]
+
+
+@pytest.fixture(scope="module")
+def shop(tmp_path_factory) -> Iterator[tuple[Trainer, Client]]:
+    """Items with a category and a price."""
+    directory = tmp_path_factory.mktemp("shop")
+    trainer = Trainer(directory / "points", item_attributes=("category", "price"))
+    trainer.learn(STREAM)
+    described = [(f"i{n}", {"category": "tea" if n % 10 else "rare", "price": float(n)}) for n in range(120)]
+    batch = MicroBatch([NO_USER] * 120, [item for item, _ in described], [1e9] * 120)
+    batch.item_features = [said for _, said in described]
+    trainer.learner.features.learn_catalogue(batch)
+    trainer.learn(STREAM[:40])
+    client = Client(directory).ready()
+    wait_until(lambda: client.get("/status")["step"] == trainer.learner.state.trainer.steps, "following")
+    yield trainer, client
+    client.close()
+    trainer.close()
+
+
+def test_a_filter_is_a_parameter_or_part_of_a_body(shop):
+    client = shop[1]
+    rare = {f"i{n}" for n in range(0, 60, 10)}
+    found = client.items("u3", "filter=category:rare&filter=price%3C60&exclude_seen=0")
+    assert set(found) == rare
+    wanted = {"and": ["category:rare", {"or": ["price<60", "price:200"]}]}
+    queries = [{"user": "u3", "filter": wanted, "exclude_seen": False}, {"user": "u3", "filter": "colour:red"}]
+    assert [item["item"] for item in client.ask("POST", "/recommendations", queries[0])[1]["items"]] == found
+    answers = client.ask("POST", "/recommendations/batch", {"queries": queries})[1]["answers"]
+    assert [item["item"] for item in answers[0]["items"]] == found
+    assert "known are category, price" in answers[1]["error"]
+    limited = client.items("u3", "max_per=category:2&k=10")
+    assert len(limited) == 5  # of tea and rare two each, and one of no category
+
+
+@pytest.mark.parametrize(
+    "asked", ["filter=colour:red", "filter=tea", "filter=", "max_per=category", "max_per=colour:2"]
+)
+def test_a_filter_that_cannot_be_applied_is_a_400_that_says_why(shop, asked):
+    status, answer = shop[1].ask("GET", f"/users/u3/recommendations?{asked}")
+    assert status == 400
+    assert "known are category, price" in answer["detail"] or "write an attribute" in answer["detail"]
+    assert shop[1].items("u3")
+
+
+def test_a_page_repeats_nothing_that_pages_before_showed_whatever_was_learned_meanwhile(shop):
+    trainer, client = shop
+    whole = client.items("u3", "k=40")
+    other = Client(client.settings.data_dir).ready()
+    assert other.items("u3", "k=10&offset=10") == whole[10:20]  # it has shown nothing yet
+    assert other.items("u3", "k=10&offset=20") == whole[20:30]
+    other.close()
+    shown = []
+    for offset in range(0, 40, 10):
+        page = client.items("u3", f"k=10&offset={offset}")
+        assert not set(page) & set(shown)
+        shown += page
+        trainer.learn([(f"u{n}", whole[-1]) for n in range(10)])
+        wait_until(lambda: client.get("/status")["step"] == trainer.learner.state.trainer.steps, "following")
+    assert len(shown) == 40
+    assert client.items("u3", "k=40") != whole
 
 
 def test_what_a_user_did_a_moment_ago_counts_before_it_is_learned(client, trainer):
