@@ -128,8 +128,8 @@ for k = 3, has_lost and 2 or #KEYS do
   local stream = KEYS[k]
   local first = 6 + 5 * (k - 3)
   local entry, since, to, hashes, values = unpack(ARGV, first, first + 4)
+  if redis.call('EXISTS', stream) == 0 then redis.call('HDEL', tops, entry) end
   local top = redis.call('HGET', tops, entry) or '0-0'
-  if redis.call('EXISTS', stream) == 0 then top = '0-0' end
   local replaces = since == '0-0' and not is_less(to, top)
   if replaces or (is_less(top, to) and not is_less(top, since)) then
     if replaces then redis.call('DEL', stream) end

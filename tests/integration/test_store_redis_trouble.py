@@ -177,6 +177,17 @@ def test_something_else_under_our_keys_is_reported_and_left_alone(redis, trainer
             started(redis.url, KEYS, "late")
 
 
+def test_an_entry_that_is_lost_alone_comes_back(redis, trainer):
+    """A key was deleted, or evicted against our advice; its version is still there."""
+    ada = trainer("ada")
+    ada.train({P: 5})
+    everything_arrives(redis, ada)
+    with redis.client() as client:
+        client.delete(KEYS.changes(P))
+    ada.train({P: 5})
+    everything_arrives(redis, ada)
+
+
 def test_close_sends_what_waits_and_returns_though_the_server_does_not_answer(redis, trainer):
     ada = trainer(every_s=0.2)
     ada.train({P: 5})
