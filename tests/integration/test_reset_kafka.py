@@ -61,7 +61,7 @@ def test_the_checkpoint_of_another_trainer_does_not_win(kafka: KafkaHarness, zyg
             b.signal(signal.SIGTERM)
             assert b.ended()[0] == 0
     assert moves(zygote, topic.run("b"), "--to-offset", 200) == [(900, 200, "700 read again")]
-    assert zygote.summary(topic.run("b", "--until-end", "--max-events", "100"))["events_this_run"] == 100
+    assert zygote.summary(topic.run("b", "--until-end", "--set", "max_events=100"))["events_this_run"] == 100
     assert zygote.summary(topic.run("a", "--until-end"))["events_this_run"] == 600
     assert kafka.committed(topic.group) == {Partition(topic.name, 0): 900}
 
@@ -74,7 +74,7 @@ def test_shared_counts_stay_exact(
     topic.append(records(1_000))
     where = ["--redis-url", redis_server.url, "--model", topic.group, "--method", "xir"]
     run = topic.run("a", "--until-end", *where)
-    zygote.summary([*run, "--max-events", "300"])
+    zygote.summary([*run, "--set", "max_events=300"])
     at = kafka.committed(topic.group)[Partition(topic.name, 0)]
     assert moves(zygote, run, "--to-offset", at + 100) == [(at, at + 100, "100 skipped")]
     learned = zygote.summary(run)["trained"]
