@@ -402,6 +402,7 @@ class World:
         found.produced = len(events) + self.stream.bad
         found.trained = sum(account["trained"] for account in accounts)
         found.dead_lettered = sum(account["dead_lettered"] for account in accounts)
+        filtered = sum(account["filtered"] for account in accounts)  # counted for others, which have trained them
         if self.redis_url:  # counts are everybody's, users each trainer's own
             users = Counter(user for t in self.trainers if any(t.directory.glob("ckpt-*")) for user in self._users(t))
             counts = Counter({f"e{user.removeprefix('u')}": n for user, n in users.items()})
@@ -418,7 +419,10 @@ class World:
             (not unknown, f"{len(unknown)} events were trained that were never to be"),
             (out.lost == out.may_lose, f"{out.lost} lost, not {out.may_lose}"),
             (out.trained_twice <= out.may_double, f"{out.trained_twice} trained twice, not at most {out.may_double}"),
-            (sum(a["consumed"] for a in accounts) == out.trained + out.dead_lettered, "the accounting is not closed"),
+            (
+                sum(a["consumed"] for a in accounts) == out.trained + filtered + out.dead_lettered,
+                "the accounting is not closed",
+            ),
             (out.trained == counts.total() + twice_inside, f"{out.trained} trained, {counts.total()} in the counts"),
         ]
         letters = len(self.stream.dead_letters() | self._refused_letters())
