@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import datetime
 import io
+import logging
 import struct
 import tempfile
 import time
@@ -70,9 +71,13 @@ class SchemaRegistry:
                 ]
             ) from error
         try:
-            self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+            named = httpx.URL(url)
         except httpx.InvalidURL as error:
             raise SettingsError([f"schema-registry: {error}"]) from error
+        logging.getLogger("httpx").setLevel(logging.WARNING)  # no line a request
+        self._url = named.copy_with(username=None, password=None)
+        login = (named.username, named.password) if named.username else None
+        self._client = httpx.Client(base_url=self._url, auth=login, timeout=TIMEOUT_S)
         self._make_reader = READERS[value_format]
         self._format = value_format
         self._clock = clock
@@ -155,17 +160,16 @@ class SchemaRegistry:
     def _ask(self, path: str) -> Schema:
         import httpx
 
-        url = self._client.base_url.copy_with(username=None, password=None)
         try:
             response = self._client.get(path)
             if response.status_code == httpx.codes.NOT_FOUND:
-                raise Invalid(Reason.UNKNOWN_SCHEMA, f"{url} has no {path}")
+                raise Invalid(Reason.UNKNOWN_SCHEMA, f"{self._url} has no {path}")
             found: Schema = response.raise_for_status().json()
         except (httpx.HTTPError, ValueError) as error:
             status = getattr(getattr(error, "response", None), "status_code", "")
             what = f"status {status}" if status else f"{type(error).__name__}: {error}"
             raise SourceUnavailable(
-                f"The schema registry at {url} does not answer: {what}"
+                f"The schema registry at {self._url} does not answer: {what}"
             ) from error
         return found
 

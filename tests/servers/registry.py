@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import tarfile
 import tempfile
@@ -34,6 +36,15 @@ class LocalRegistry(LocalServer):
             return httpx.get(f"{self.address}/subjects").is_success
         except httpx.TransportError:
             return False
+
+    def pause(self) -> None:
+        """SIGSTOP: it takes connections and does not answer, until `resume`."""
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        assert self._process is not None
+        os.kill(self._process.pid, signal.SIGCONT)
 
     def register(self, subject: str, schema: str, kind: str = "AVRO", references: list[dict[str, object]] = []) -> int:  # noqa: B006
         """Add a schema, and return its number."""

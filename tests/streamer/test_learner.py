@@ -246,7 +246,7 @@ class TestChanges:
         known = {kind: learner.state.rows(kind) for kind in learner.state.kinds()}
         learner.learn_batch(featured(events(30, seed=9), seed=9))
         for kind, kept in known.items():
-            others = np.setdiff1d(kept, list(rows[kind]))
+            others = np.setdiff1d(kept, list(rows.get(kind, ())))
             if kind in ("users", "items", "pairs", "hash"):
                 assert rows[kind]
                 self.save(learner, as_they_were, kind, others, rows[kind])
