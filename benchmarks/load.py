@@ -22,12 +22,18 @@ class _Connection:
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def get(self, path: str) -> None:
-        """One request and its response."""
+        """One request and its response. One that the server gives up, because it takes
+        too long, has waited until then.
+        """
         if self._streams is None:
             self._streams = await asyncio.open_connection("127.0.0.1", self._port)
         reader, writer = self._streams
         writer.write(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if head.startswith(b"http/1.1 408"):
+            self.close()
+            self._streams = None
+            return
         if not head.startswith(b"http/1.1 200"):
             raise StreamerError(
                 f"the server refused {path}: {head.splitlines()[0].decode()}"

@@ -28,7 +28,7 @@ class Stalling(BaseHTTPRequestHandler):
         if self.path == "/stall" and not Stalling.stalled:
             Stalling.stalled = True
             time.sleep(STALL_S)
-        self.send_response(404 if self.path == "/nothing" else 200)
+        self.send_response({"/nothing": 404, "/slow": 408}.get(self.path, 200))
         self.send_header("Content-Length", "2")
         self.end_headers()
         self.wfile.write(b"{}")
@@ -52,6 +52,10 @@ def test_requests_that_are_due_while_the_server_stalls_have_waited(port):
     assert len(waits) == 100
     assert sum(wait > 0.1 for wait in waits) > 20  # not the one request alone that met the stall
     assert quantiles_ms(waits)["p99_ms"] >= 1000 * STALL_S * 0.9
+
+
+def test_a_request_that_the_server_gives_up_has_waited(port):
+    assert len(open_loop(port, ["/slow", "/"], rate=100.0, seconds=0.2, connections=1)) == 20
 
 
 def test_garbage_is_freed_before_the_first_request_and_not_amid_them(port):
