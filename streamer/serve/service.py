@@ -63,7 +63,7 @@ class RecommendRequest(KnownKeys):
     max_per: str | None = Field(
         default=None,
         max_length=300,
-        description='At most so many items of each value of an attribute: "category:2".',
+        description='At most this number of items of each value of an attribute: "category:2".',
     )
     offset: int = Field(
         default=0, ge=0, le=MAX_K, description="How many items pages before showed."
